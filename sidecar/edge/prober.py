@@ -1,0 +1,268 @@
+"""Asks every known instance, again and again, whether it serves: `GET /health` (design §4).
+
+Knows no registry and no rule of readiness: what it finds goes to callbacks, with the generation it
+was asked for. Invariants: one instance has at most one probe under way; a slow one delays no other;
+what an instance is (`on_described`) is reported before its first good probe, so that nothing is
+placed on it as an engine of unknown model while the answer is on its way.
+
+Every probe connects anew: an old connection would go on working where the listener is gone or its
+backlog is full, which is what new requests meet. Names are resolved here, and the probe goes to the
+endpoint that Envoy will be given.
+"""
+
+import asyncio
+import errno
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
+from typing import Any
+
+import aiohttp
+from yarl import URL
+
+from sidecar.routing.instance import Version
+from sidecar.routing.probe import ProbeOutcome, ProbeTarget
+from sidecar.wire.description import parse_models, parse_version
+from sidecar.wire.names import as_ip, join_address
+
+log = logging.getLogger(__name__)
+
+MAX_IN_FLIGHT = 256
+"""probes at the same moment; each holds one descriptor"""
+MAX_BODY_BYTES = 1024 * 1024
+"""read of `/version` and `/v1/models`"""
+DESCRIBE_EVERY = 5
+"""good probes between two attempts to learn what is still unknown"""
+RESOLVE_EVERY_S = 30.0
+"""age at which a name is looked up again; at once after a bad probe"""
+RESOLVER_THREADS = 8
+"""getaddrinfo blocks; a dead name server must not fill the loop's own threads"""
+
+_OUR_FAULT = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
+"""a connect that failed for want of something on this machine says nothing of the instance"""
+
+OnProbe = Callable[[str, int, ProbeOutcome], None]
+"""(address, generation, outcome)"""
+OnDescribed = Callable[[str, int, Version | None, tuple[str, ...]], None]
+"""(address, generation, version or unknown, models or unknown), whenever that changed"""
+OnResolved = Callable[[str, int, str | None], None]
+"""(address, generation, `ip:port` or not resolvable), first and whenever that changed"""
+Resolve = Callable[[str, int], Awaitable[list[str]]]
+"""(name, port) to IPs in order of preference; raises OSError"""
+
+
+class Prober:
+    """Watches what it is told to; made inside a running loop, closed once."""
+
+    def __init__(
+        self,
+        interval_s: float,
+        timeout_s: float,
+        *,
+        on_probe: OnProbe,
+        on_described: OnDescribed,
+        on_resolved: OnResolved,
+        api_key: str | None = None,
+        resolve: Resolve | None = None,
+        max_in_flight: int = MAX_IN_FLIGHT,
+    ) -> None:
+        """`interval_s`: from the start of a probe to the start of the next. `timeout_s`: of one
+        question or name look-up. `api_key`: sent as a bearer token."""
+        self.interval_s = interval_s
+        self.timeout_s = timeout_s
+        self.on_probe = on_probe
+        self.on_described = on_described
+        self.on_resolved = on_resolved
+        self.in_flight = asyncio.Semaphore(max_in_flight)
+        self._executor = ThreadPoolExecutor(RESOLVER_THREADS, "resolver")
+        self.resolve: Resolve = resolve or self._getaddrinfo
+        self._lookups: dict[str, asyncio.Future[list[Any]]] = {}
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
+            timeout=aiohttp.ClientTimeout(total=timeout_s),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+        )
+        self._watched: dict[str, tuple[int, asyncio.Task[None]]] = {}
+
+    def __repr__(self) -> str:
+        return f"Prober({len(self._watched)} instances, every {self.interval_s} s)"
+
+    def watch(self, targets: Iterable[ProbeTarget]) -> None:
+        """From now on probe exactly these. One that is new, or of a new generation, is probed at
+        once; the others keep their pace."""
+        wanted = {target.address: target for target in targets}
+        for address in self._watched.keys() - wanted.keys():
+            self._watched.pop(address)[1].cancel()
+            self._lookups.pop(address.rpartition(":")[0], None)
+        for address, target in wanted.items():
+            before = self._watched.get(address)
+            if before is not None and before[0] == target.generation:
+                continue
+            old = before[1] if before is not None else None
+            if old is not None:
+                old.cancel()
+            task = asyncio.create_task(_Watch(self, target).run(old), name=f"probe {address}")
+            self._watched[address] = (target.generation, task)
+
+    async def close(self) -> None:
+        """End all probes. Idempotent."""
+        tasks = [task for _, task in self._watched.values()]
+        self._watched.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._session.close()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    async def get(self, url: URL, host: str) -> tuple[int, bytes]:
+        """(status, the body up to MAX_BODY_BYTES) of a URL whose host is an IP; `host` is the one
+        that the instance goes by. Raises as aiohttp does."""
+        async with self._session.get(
+            url,
+            headers={**self._headers, "Host": join_address(host, url.port or 80)},
+            allow_redirects=False,
+            server_hostname=host if url.scheme == "https" else None,
+        ) as answer:
+            body = bytearray()
+            async for chunk in answer.content.iter_any():
+                body += chunk
+                if len(body) > MAX_BODY_BYTES:
+                    break
+            return answer.status, bytes(body)
+
+    async def _getaddrinfo(self, name: str, port: int) -> list[str]:
+        """One look-up of a name at a time: a name server that does not answer holds its thread long
+        after the asker gave up, and would get all of them."""
+        running = self._lookups.get(name)
+        if running is None or running.done():
+            running = asyncio.get_running_loop().run_in_executor(
+                self._executor, lambda: socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+            )
+            # Nobody may be left to hear of its failure.
+            running.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._lookups[name] = running
+        return [str(entry[4][0]) for entry in await asyncio.shield(running)]
+
+
+class _Watch:
+    """One instance in one life: its pace, its endpoint, and what is known of it."""
+
+    def __init__(self, prober: Prober, target: ProbeTarget) -> None:
+        url = URL(target.base_url)
+        self._prober = prober
+        self._address = target.address
+        self._generation = target.generation
+        self._scheme = url.scheme
+        self._host = url.host or ""
+        self._port = url.port or 80
+        self._ip: str | None = None
+        self._resolved_at: float | None = None
+        self._known: tuple[Version | None, tuple[str, ...]] = (None, ())
+        self._good = 0
+        self._was_ok = True
+
+    async def run(self, before: asyncio.Task[None] | None) -> None:
+        """Probe until cancelled. `before`: the watch of an earlier life, to be over first."""
+        if before is not None:
+            await asyncio.wait([before])
+        loop = asyncio.get_running_loop()
+        while True:
+            started = loop.time()
+            try:
+                async with self._prober.in_flight:
+                    await self._round(loop)
+            except Exception:  # a callback's bug must not leave an instance unprobed
+                log.exception("probing %s went wrong", self._address)
+            await asyncio.sleep(max(0.0, started + self._prober.interval_s - loop.time()))
+
+    async def _round(self, loop: asyncio.AbstractEventLoop) -> None:
+        await self._find(loop.time())
+        if self._ip is None:
+            return
+        outcome = await self._probe()
+        if outcome is None:
+            return
+        self._was_ok = outcome is ProbeOutcome.OK
+        if self._was_ok:
+            if self._good % DESCRIBE_EVERY == 0:
+                await self._describe()
+            self._good += 1
+        self._prober.on_probe(self._address, self._generation, outcome)
+
+    async def _find(self, now: float) -> None:
+        """Have an IP; of a name, keep the last one as long as the name still has it, or cannot be
+        looked up."""
+        first = self._resolved_at is None
+        if not first and (as_ip(self._host) or not self._is_stale(now)):
+            return
+        self._resolved_at = now
+        ip = await self._look_up()
+        if ip is None and self._ip is not None:
+            return
+        if first or ip != self._ip:
+            self._ip = ip
+            endpoint = join_address(ip, self._port) if ip is not None else None
+            self._prober.on_resolved(self._address, self._generation, endpoint)
+
+    def _is_stale(self, now: float) -> bool:
+        resolved_at = self._resolved_at if self._resolved_at is not None else now
+        return self._ip is None or not self._was_ok or now - resolved_at >= RESOLVE_EVERY_S
+
+    async def _look_up(self) -> str | None:
+        literal = as_ip(self._host)
+        if literal is not None:
+            return str(literal)
+        try:
+            async with asyncio.timeout(self._prober.timeout_s):
+                ips = await self._prober.resolve(self._host, self._port)
+        except (OSError, UnicodeError) as fault:  # TimeoutError is an OSError
+            log.debug("resolving %s: %s", self._host, fault)
+            return None
+        if self._ip in ips:
+            return self._ip
+        return ips[0] if ips else None
+
+    async def _probe(self) -> ProbeOutcome | None:
+        """None: the fault is ours, and nothing was learned."""
+        try:
+            status, _ = await self._get("/health")
+        except TimeoutError:
+            return ProbeOutcome.TIMEOUT
+        except OSError as fault:
+            if fault.errno in _OUR_FAULT:
+                log.warning("cannot probe %s: %s", self._address, fault)
+                return None
+            return ProbeOutcome.REFUSED
+        except aiohttp.ServerConnectionError:
+            return ProbeOutcome.REFUSED
+        except (aiohttp.ClientError, ValueError):
+            # It answered, but not HTTP that can be read.
+            return ProbeOutcome.BAD_STATUS
+        return ProbeOutcome.OK if status == HTTPStatus.OK else ProbeOutcome.BAD_STATUS
+
+    async def _describe(self) -> None:
+        version, models = self._known
+        if version is None:
+            version = parse_version(await self._ask("/version"))
+        if not models:
+            models = parse_models(await self._ask("/v1/models"))
+        if (version, models) != self._known:
+            self._known = (version, models)
+            self._prober.on_described(self._address, self._generation, version, models)
+
+    async def _ask(self, path: str) -> bytes:
+        """The body of a 200; empty when there is none to be had."""
+        try:
+            status, body = await self._get(path)
+        except (aiohttp.ClientError, OSError, ValueError):
+            return b""
+        return body if status == HTTPStatus.OK else b""
+
+    async def _get(self, path: str) -> tuple[int, bytes]:
+        assert self._ip is not None, "resolved before it is asked"
+        url = URL.build(scheme=self._scheme, host=self._ip, port=self._port, path=path)
+        return await self._prober.get(url, self._host)

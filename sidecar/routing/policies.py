@@ -1,0 +1,230 @@
+"""The pick: which slots serve this request. Synchronous, on values, no clock and no dice.
+
+Knows neither the request's bytes nor how a leg is sent. Invariant: a walk moves only when a slot of
+it is handed out; a NoPlacement moves none.
+"""
+
+from collections.abc import Callable, Sequence
+
+from sidecar.routing.instance import Role
+from sidecar.routing.pool import Group, Lane, Pool, compatible
+from sidecar.routing.slots import (
+    Cursor,
+    Cursors,
+    Demand,
+    NoPlacement,
+    NoPlacementReason,
+    Placement,
+    Target,
+    Walk,
+)
+
+Policy = Callable[[Group, Demand, Cursors], Placement | NoPlacement]
+
+
+def pick(
+    pool: Pool, demand: Demand, cursors: Cursors, policy: str = "interleaved"
+) -> Placement | NoPlacement:
+    """Place a P/D request, or an aggregated one; `policy` is a key of POLICIES."""
+    if demand.is_aggregated:
+        return _pick_aggregated(pool, demand, cursors)
+    refusal: Placement | NoPlacement | None = None
+    for group in _in_turn(pool.groups(demand.model), pool.group_model(demand.model), cursors):
+        result = POLICIES[policy](group, demand, cursors)
+        if isinstance(result, Placement):
+            return result
+        refusal = result
+    return refusal or NoPlacement(pool.lack(demand.model) or "no_prefill_instance")
+
+
+def pick_single(pool: Pool, demand: Demand, cursors: Cursors) -> Placement | NoPlacement:
+    """Any one placeable instance, a prefill one if there is one: for paths that run no model."""
+    walk = pool.any_role(demand.model)
+    name = f"{pool.group_model(demand.model)}|single"
+    return _pick_one(walk, name, demand, cursors) or NoPlacement("no_prefill_instance")
+
+
+def another_prefill(
+    pool: Pool, placement: Placement, demand: Demand, cursors: Cursors
+) -> Placement | NoPlacement:
+    """The same placement with another prefill slot, for a retry: neither its own nor excluded."""
+    assert placement.prefill is not None
+    assert placement.decode is not None
+    partner, own = placement.decode, placement.prefill
+    target = _another(pool, Role.PREFILL, own, partner, demand, cursors)
+    if target is None:
+        return NoPlacement("no_prefill_instance")
+    return Placement(target, partner, placement.mode)
+
+
+def another_decode(
+    pool: Pool, placement: Placement, demand: Demand, cursors: Cursors
+) -> Placement | NoPlacement:
+    """The same placement with another decode slot, for when its own is no longer placeable
+    (`Pool.is_placeable`). The prefill instance need not be placeable any more: it holds the KV."""
+    assert placement.prefill is not None
+    assert placement.decode is not None
+    partner, own = placement.prefill, placement.decode
+    target = _another(pool, Role.DECODE, own, partner, demand, cursors)
+    if target is None:
+        return NoPlacement("no_decode_instance")
+    return Placement(partner, target, placement.mode)
+
+
+def spare_decode(pool: Pool, placement: Placement, demand: Demand) -> Target | None:
+    """A second host for a READ decode leg, which Envoy tries when the first refuses (design §7).
+
+    The next instance at the same rank, because both get the same rank header. Moves no cursor: the
+    spare is rarely used.
+    """
+    assert placement.prefill is not None
+    assert placement.decode is not None
+    chosen = placement.decode
+    walk = Walk(
+        member
+        for member in pool.candidates(demand.model, Role.DECODE)
+        if compatible(placement.prefill.member, member)
+        and member.instance.address != chosen.member.instance.address
+        and member.instance.dp_size > chosen.dp_rank
+    )
+    at_rank = [target for target in walk.targets if target.dp_rank == chosen.dp_rank]
+    later = [target for target in at_rank if target.key > chosen.key]
+    return next(iter(later or at_rank), None)
+
+
+def interleaved(group: Group, demand: Demand, cursors: Cursors) -> Placement | NoPlacement:
+    """Both roles walk their slots rank-major; at each seam the decode walk skips one (design §5).
+
+    With n prefill and m decode slots and k requests since the last membership change, decode is
+    (k + k // lcm(n, m)) mod m from where it stood. So every pair occurs once in n·m requests, and
+    every lap of either role still has each slot exactly once: lcm(n, m) is whole laps of both.
+    """
+    cursor = cursors.get(group.name)
+    at = group.prefill.after(cursor.prefill)
+    if demand.excluded:
+        found = _first_open(group, at, demand)
+        if isinstance(found, NoPlacement):
+            return found
+        at = found
+    lane, target = group.lanes[at], group.prefill.targets[at]
+    if lane.name == group.name:
+        decode, moved = _decode_step(lane, demand, cursor)
+        cursors.put(group.name, Cursor(target.key, moved.decode, moved.served, moved.fingerprint))
+    else:
+        decode, moved = _decode_step(lane, demand, cursors.get(lane.name))
+        cursors.put(lane.name, moved)
+        cursors.put(group.name, Cursor(target.key, None, cursor.served + 1))
+    return Placement(target, decode, group.mode)
+
+
+POLICIES: dict[str, Policy] = {"interleaved": interleaved}
+"""by name; all behind `pick`"""
+
+
+def _decode_step(lane: Lane, demand: Demand, cursor: Cursor) -> tuple[Target, Cursor]:
+    served = cursor.served if cursor.fingerprint == lane.fingerprint else 0
+    is_seam = served > 0 and served % lane.cycle == 0
+    at = lane.decode.after(cursor.decode, skip=1 if is_seam else 0)
+    if demand.excluded:
+        found = lane.decode.open_after(at, demand.excluded)
+        assert found is not None, "the prefill slot was chosen for having an open decode slot"
+        at = found
+    return lane.decode.targets[at], Cursor(
+        cursor.prefill, lane.decode.keys[at], served + 1, lane.fingerprint
+    )
+
+
+def _first_open(group: Group, start: int, demand: Demand) -> int | NoPlacement:
+    """Index of the first prefill slot from `start` on that is not excluded and has a decode slot
+    that is not excluded either."""
+    reason: NoPlacementReason = "no_prefill_instance"
+    size = len(group.prefill)
+    for step in range(size):
+        at = (start + step) % size
+        if group.prefill.targets[at].slot in demand.excluded:
+            continue
+        if group.lanes[at].decode.open_after(0, demand.excluded) is not None:
+            return at
+        reason = "no_decode_instance"
+    return NoPlacement(reason)
+
+
+def _in_turn(groups: Sequence[Group], model: str, cursors: Cursors) -> Sequence[Group]:
+    """The groups of a model, the one whose turn it is first.
+
+    A model that is served in both modes is spread over its two groups as their prefill slots are
+    (of n + m requests in a row one gets n). The count goes on over membership changes, so that no
+    change gives one group all requests until it has caught up.
+    """
+    if len(groups) < 2:
+        return groups
+    first, second = groups
+    name = f"{model}|modes"
+    count = cursors.get(name).served
+    cursors.put(name, Cursor(served=count + 1))
+    share, whole = len(first.prefill), len(first.prefill) + len(second.prefill)
+    is_first = (count + 1) * share // whole > count * share // whole
+    return (first, second) if is_first else (second, first)
+
+
+def _pick_aggregated(pool: Pool, demand: Demand, cursors: Cursors) -> Placement | NoPlacement:
+    """A slot of the wanted role; no decode instance where it is safe: a prefill one."""
+    model = pool.group_model(demand.model)
+    placement = None
+    if demand.aggregated_role is Role.DECODE:
+        walk = pool.aggregated(demand.model, Role.DECODE)
+        placement = _pick_one(walk, f"{model}|aggregated-decode", demand, cursors)
+    if placement is None:
+        walk = pool.aggregated(demand.model, Role.PREFILL)
+        placement = _pick_one(walk, f"{model}|aggregated", demand, cursors)
+    return placement or NoPlacement("no_prefill_instance")
+
+
+def _pick_one(walk: Walk, group: str, demand: Demand, cursors: Cursors) -> Placement | None:
+    if not walk:
+        return None
+    cursor = cursors.get(group)
+    at: int | None = walk.after(cursor.prefill)
+    if at is not None and demand.excluded:
+        at = walk.open_after(at, demand.excluded)
+    if at is None:
+        return None
+    target = walk.targets[at]
+    cursors.put(group, Cursor(prefill=target.key, served=cursor.served + 1))
+    instance = target.member.instance
+    if instance.role is Role.PREFILL:
+        return Placement(target, None, instance.transfer_mode)
+    return Placement(None, target, instance.transfer_mode)
+
+
+def _another(
+    pool: Pool, role: Role, own: Target, partner: Target, demand: Demand, cursors: Cursors
+) -> Target | None:
+    """The next slot of the role that fits the partner. The walk moves on past it, so that the next
+    request does not get the same one; its seam counter does not: no new request came."""
+    walk = Walk(m for m in pool.candidates(demand.model, role) if compatible(m, partner.member))
+    name = f"{pool.group_model(demand.model)}|{partner.member.instance.transfer_mode}"
+    if role is Role.DECODE:
+        name = _lane_name(pool, partner, demand) or name
+    cursor = cursors.get(name)
+    if not walk:
+        return None
+    last = cursor.prefill if role is Role.PREFILL else cursor.decode
+    at = walk.open_after(walk.after(last), demand.excluded | {own.slot})
+    if at is None:
+        return None
+    key = walk.keys[at]
+    if role is Role.PREFILL:
+        moved = Cursor(key, cursor.decode, cursor.served, cursor.fingerprint)
+    else:
+        moved = Cursor(cursor.prefill, key, cursor.served, cursor.fingerprint)
+    cursors.put(name, moved)
+    return walk.targets[at]
+
+
+def _lane_name(pool: Pool, prefill: Target, demand: Demand) -> str | None:
+    for group in pool.groups(demand.model):
+        for target, lane in zip(group.prefill.targets, group.lanes, strict=True):
+            if target.key == prefill.key:
+                return lane.name
+    return None

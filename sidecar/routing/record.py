@@ -1,0 +1,114 @@
+"""One instance's record in the registry, what is said of its changes, and its form on disk.
+
+Knows no other record and no rule of placement.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import msgspec
+
+from sidecar.routing.instance import Instance, State, Version
+
+
+class ChangeKind(StrEnum):
+    JOINED = "joined"
+    CHANGED = "changed"
+    MOVED_ROLE = "moved_role"
+    RETURNED = "returned"
+    READY = "ready"
+    UNHEALTHY = "unhealthy"
+    DESCRIBED = "described"
+    RESOLVED = "resolved"
+    UNRESOLVED = "unresolved"
+    EXPIRED = "expired"
+    LEAVING = "leaving"
+    REJOINED = "rejoined"
+    REMOVED = "removed"
+    CONFLICT = "conflict"
+    """heartbeats of a static instance say something else than the configuration, which wins"""
+
+
+class Change(msgspec.Struct, frozen=True):
+    """Something to log once: what happened to an instance."""
+
+    kind: ChangeKind
+    instance: Instance
+    previous: Instance | None = None
+    """what it was, where it was something else"""
+    detail: str = ""
+    warning: str = ""
+    """what an operator should know of this record; empty: nothing"""
+
+
+class SavedRecord(msgspec.Struct, frozen=True):
+    """A record as it is kept over a restart."""
+
+    instance: Instance
+    ordinal: int
+    heard_at: float
+    """wall clock, seconds since the epoch"""
+    endpoint: str | None = None
+    """so that running exchanges keep theirs while a name is resolved again"""
+    is_leaving: bool = False
+
+
+class SavedPool(msgspec.Struct, frozen=True):
+    """The registry as it is kept over a restart."""
+
+    next_ordinal: int = 0
+    records: tuple[SavedRecord, ...] = ()
+    ordinals: dict[str, int] = {}
+    """of instances that are static, or gone and remembered; by address"""
+
+
+@dataclass(slots=True)
+class Record:
+    """What the registry holds of one instance; the registry alone changes it."""
+
+    instance: Instance
+    ordinal: int
+    generation: int
+    """a number of its own for each life: probe results of an earlier one are ignored"""
+    heard_at: float | None
+    """monotonic seconds; None: never (static)"""
+    endpoint: str | None
+    health: State = State.UNPROBED
+    """UNPROBED, READY or UNHEALTHY: what the probes say"""
+    timeouts: int = 0
+    """probes in a row that timed out"""
+    version: Version | None = None
+    models: tuple[str, ...] = ()
+    is_expired: bool = False
+    is_leaving: bool = False
+    out_since: float | None = None
+    """monotonic seconds since it is expired, or told to leave"""
+    conflict: Instance | None = None
+    """the last heartbeat that contradicted the configuration, so it is said once"""
+
+    @property
+    def state(self) -> State:
+        if self.is_expired:
+            return State.EXPIRED
+        return State.LEAVING if self.is_leaving else self.health
+
+    def begin_life(self, instance: Instance, generation: int) -> None:
+        """A record that is not the one probed before: nothing known of it holds any more but its
+        place in the walk and its endpoint (the address is the same)."""
+        self.instance = instance
+        self.generation = generation
+        self.health = State.UNPROBED
+        self.timeouts = 0
+        self.version = None
+        self.models = ()
+        self.is_expired = False
+        self.is_leaving = False
+        self.out_since = None
+
+
+def warning_of(instance: Instance) -> str:
+    """What an operator should know of a record that is accepted all the same; empty: nothing."""
+    if instance.dp_size > 1 and instance.tp_size > 1:
+        # protocol d: the listeners of (dp 0, tp 1) and (dp 1, tp 0) share a port.
+        return "dp_size > 1 with tp_size > 1 does not work in vLLM: its transfer ports collide"
+    return ""
