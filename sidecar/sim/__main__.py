@@ -1,0 +1,64 @@
+"""`python -m sidecar.sim engine ...`: run one simulated instance in this process."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import NoReturn
+
+from sidecar.sim.options import OptionError, SimOptions
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one instance; returns the exit status: 2 for a bad option or a port in use."""
+    given = _parser().parse_args(arguments)
+    try:
+        options = SimOptions(
+            **{field.name: getattr(given, field.name) for field in fields(SimOptions)}
+        )
+        if given.lifeline_fd is not None:
+            _check_descriptor(given.lifeline_fd)
+        # Here, not above: a bad option is reported without loading aiohttp and zmq.
+        from sidecar.sim.engine import run_engine
+
+        run_engine(options, given.lifeline_fd)
+    except OptionError as error:
+        print(f"sidecar.sim: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _check_descriptor(descriptor: int) -> None:
+    try:
+        os.fstat(descriptor)
+    except (OSError, OverflowError):
+        raise OptionError(f"--lifeline-fd {descriptor} is not open in this process") from None
+
+
+class _OneLineParser(argparse.ArgumentParser):
+    """Reports a fault in one line, without the usage text."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"sidecar.sim: {message}", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _OneLineParser(prog="python -m sidecar.sim", description=__doc__, allow_abbrev=False)
+    commands = parser.add_subparsers(required=True, metavar="engine")
+    engine = commands.add_parser("engine", allow_abbrev=False, help="one simulated instance")
+    types = {"int": int, "float": float}
+    for field in fields(SimOptions):
+        engine.add_argument(
+            "--" + field.name.replace("_", "-"),
+            type=types.get(getattr(field.type, "__name__", ""), str),
+            required=field.name == "role",
+            default=None if field.name == "role" else field.default,
+        )
+    engine.add_argument("--lifeline-fd", type=int, help="end when this descriptor reads EOF")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

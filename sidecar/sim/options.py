@@ -1,0 +1,132 @@
+"""The options of one simulated instance, and what its vLLM version implies.
+
+Light: standard library only, because a supervisor that must not import zmq or aiohttp
+builds engine command lines from it.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+Role = Literal["prefill", "decode"]
+Mode = Literal["READ", "WRITE"]
+Shape = Literal["register", "typed"]
+
+
+class OptionError(ValueError):
+    """An option is wrong; the message is one line for the person who typed it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A host and port to bind or dial; the host is bare (no brackets) for IPv6."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(name: str, text: str) -> Address:
+    """Read `HOST:PORT` or `[IPV6]:PORT`; `name` is the option to blame in the error."""
+    host, colon, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    if not colon or not host or not port.isascii() or not port.isdecimal() or int(port) > 65535:
+        raise OptionError(f"{name} is {text!r}, not HOST:PORT (for example 127.0.0.1:8000)")
+    return Address(host, int(port))
+
+
+def parse_release(version: str) -> tuple[int, int]:
+    """(major, minor) of a vLLM version string such as `0.33.0rc1+cpu`."""
+    found = re.match(r"(\d+)\.(\d+)(?![0-9])", version)
+    if not found:
+        raise OptionError(f"--version is {version!r}, not a version such as 0.33.0")
+    return int(found[1]), int(found[2])
+
+
+@dataclass(frozen=True, slots=True)
+class SimOptions:
+    """One simulated instance.
+
+    Port 0 (in `http`, `handshake_port`, `notify_port`) means: pick a free one. Rank r listens
+    at `handshake_port + r` and `notify_port + r`. `proxy` empty: never registers.
+    `tokens_per_s` 0: as fast as possible. `shape` None: what `version` would send.
+    """
+
+    role: Role
+    http: str = "127.0.0.1:0"
+    proxy: str = ""
+    dp_size: int = 1
+    tp_size: int = 1
+    mode: Mode = "READ"
+    handshake_port: int = 0
+    notify_port: int = 0
+    ttft_ms: float = 0.0
+    tokens_per_s: float = 0.0
+    model: str = "sim-model"
+    version: str = "0.33.0"
+    ping_interval_s: float = 3.0
+    shape: Shape | None = None
+    request_address_suffix: str = "/v1/completions"
+    defer_timeout_s: float = 60.0
+    start_delay_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, allowed in (
+            ("role", ("prefill", "decode")),
+            ("mode", ("READ", "WRITE")),
+            ("shape", (None, "register", "typed")),
+        ):
+            if getattr(self, name) not in allowed:
+                raise OptionError(f"--{name} is {getattr(self, name)!r}, not one of {allowed}")
+        self._check_numbers()
+        parse_address("--http", self.http)
+        if self.proxy:
+            parse_address("--proxy", self.proxy)
+        parse_release(self.version)
+        if not self.model:
+            raise OptionError("--model is empty")
+
+    def _check_numbers(self) -> None:
+        for name, low, high in (
+            ("dp_size", 1, 1024),
+            ("tp_size", 1, 1024),
+            ("handshake_port", 0, 65535),
+            ("notify_port", 0, 65535),
+            ("ttft_ms", 0, 3.6e6),
+            ("tokens_per_s", 0, 1e9),
+            ("ping_interval_s", 0.01, 3600),
+            ("defer_timeout_s", 0.01, 86400),
+            ("start_delay_s", 0, 3600),
+        ):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                option = "--" + name.replace("_", "-")
+                raise OptionError(f"{option} is {value}, not between {low} and {high}")
+
+    @property
+    def release(self) -> tuple[int, int]:
+        """(major, minor) of the simulated vLLM."""
+        return parse_release(self.version)
+
+    @property
+    def heartbeat_shape(self) -> Shape:
+        """`register` up to vLLM 0.19, `typed` from 0.20 on, unless set (protocol.md a)."""
+        return self.shape or ("register" if self.release < (0, 20) else "typed")
+
+    @property
+    def reads_embedded_address(self) -> bool:
+        """The peer's address may stand in X-Request-Id, and wins there (protocol.md b)."""
+        return self.release >= (0, 20)
+
+    @property
+    def needs_embedded_address(self) -> bool:
+        """vLLM 0.20 to 0.31 knows no explicit address keys."""
+        return (0, 20) <= self.release < (0, 32)
+
+    @property
+    def garbles_plain_requests(self) -> bool:
+        """A READ decode engine before 0.33 answers a plain request with garbage and 200."""
+        return self.role == "decode" and self.mode == "READ" and self.release < (0, 33)
