@@ -1,0 +1,221 @@
+"""Who may serve a request: roles, modes, models, TP sizes, aggregated and single requests."""
+
+import pytest
+from routing_pools import decode, keys, placed, pool, prefill, shaped
+
+from sidecar.routing.instance import Role, TransferMode, Version
+from sidecar.routing.policies import (
+    another_decode,
+    another_prefill,
+    pick,
+    pick_single,
+    spare_decode,
+)
+from sidecar.routing.pool import compatible
+from sidecar.routing.slots import Demand, MemoryCursors, NoPlacement, Placement
+
+WRITE = TransferMode.WRITE
+
+
+@pytest.mark.parametrize(
+    ("members", "reason"),
+    [
+        ([], "no_prefill_instance"),
+        ([decode(0)], "no_prefill_instance"),
+        ([prefill(0)], "no_decode_instance"),
+        ([prefill(0), decode(1, mode=WRITE)], "no_decode_instance"),
+        ([prefill(0, tp_size=3), decode(1, tp_size=4)], "no_decode_instance"),
+        ([prefill(0, is_placeable=False), decode(1)], "no_prefill_instance"),
+        ([prefill(0), decode(1, is_placeable=False)], "no_decode_instance"),
+        ([prefill(0, models=("a",)), decode(1, models=("b",))], "no_decode_instance"),
+    ],
+)
+def test_the_reason_names_the_role_that_lacks(members: list, reason: str) -> None:
+    candidates = pool(*members)
+    assert candidates.lack(None) == reason
+    assert pick(candidates, Demand(), MemoryCursors()) == NoPlacement(reason)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "fits"),
+    [
+        (prefill(0), decode(1), True),
+        (prefill(0, tp_size=8), decode(1, tp_size=2), True),
+        (prefill(0, tp_size=2), decode(1, tp_size=8), True),
+        (prefill(0, tp_size=6), decode(1, tp_size=4), False),
+        (prefill(0), decode(1, mode=WRITE), False),
+        (prefill(0, models=("a", "x")), decode(1, models=("x",)), True),
+        (prefill(0, models=("a",)), decode(1, models=("b",)), False),
+        (prefill(0), decode(1, models=("b",)), True),
+    ],
+)
+def test_a_pair_needs_one_mode_one_model_and_dividing_tp(a, b, fits: bool) -> None:  # noqa: ANN001
+    assert compatible(a, b) is fits
+    assert compatible(b, a) is fits
+
+
+def test_a_model_goes_to_those_that_serve_it_or_may() -> None:
+    candidates = pool(
+        prefill(0, models=("a",)),
+        prefill(1, models=("b",)),
+        prefill(2),
+        decode(3, models=("a",)),
+        decode(4, models=("b",)),
+    )
+    cursors = MemoryCursors()
+    pairs = {keys(placed(candidates, cursors, Demand(model="a"))) for _ in range(8)}
+    assert {(p[1], d[1]) for p, d in pairs} == {(0, 3), (2, 3)}
+
+
+def test_an_unknown_model_goes_anywhere_but_never_across_models() -> None:
+    candidates = pool(
+        prefill(0, models=("a",)),
+        prefill(1, models=("b",)),
+        decode(2, models=("a",)),
+        decode(3, models=("b",)),
+    )
+    for model in (None, "nobody-serves-this"):
+        cursors = MemoryCursors()
+        pairs = {keys(placed(candidates, cursors, Demand(model=model))) for _ in range(8)}
+        assert {(p[1], d[1]) for p, d in pairs} == {(0, 2), (1, 3)}
+    assert candidates.group_model("nobody-serves-this") == ""
+    assert candidates.is_multi_model
+
+
+def test_a_model_whose_instances_are_down_is_not_sent_to_another_model() -> None:
+    candidates = pool(
+        prefill(0, models=("a",)),
+        decode(1, models=("a",)),
+        prefill(2, models=("b",), is_placeable=False),
+        decode(3, models=("b",)),
+    )
+    result = pick(candidates, Demand(model="b"), MemoryCursors())
+    assert result == NoPlacement("no_prefill_instance")
+
+
+def test_an_aggregated_request_walks_prefill_slots_by_itself() -> None:
+    candidates, cursors = shaped([2, 1], [1]), MemoryCursors()
+    demand = Demand(is_aggregated=True)
+    served = []
+    for _ in range(6):
+        placed(candidates, cursors)
+        result = placed(candidates, cursors, demand)
+        assert result.decode is None
+        assert result.prefill is not None
+        assert result.answering is result.prefill
+        served.append(result.prefill.key)
+    assert served == [(0, 0), (0, 1), (1, 0)] * 2
+
+
+def test_an_aggregated_request_needs_no_decode_instance() -> None:
+    result = pick(pool(prefill(0)), Demand(is_aggregated=True), MemoryCursors())
+    assert isinstance(result, Placement)
+
+
+@pytest.mark.parametrize(
+    ("kind", "role"),
+    [
+        ({"mode": WRITE}, Role.DECODE),
+        ({"version": Version(0, 33)}, Role.DECODE),
+        ({"version": Version(0, 32)}, Role.PREFILL),
+        ({}, Role.PREFILL),
+    ],
+)
+def test_aggregated_on_decode_only_where_that_is_safe(kind: dict, role: Role) -> None:
+    demand = Demand(is_aggregated=True, aggregated_role=Role.DECODE)
+    result = placed(pool(prefill(0), decode(1, **kind)), MemoryCursors(), demand)
+    assert result.answering.member.instance.role is role
+
+
+def test_a_single_request_prefers_prefill_and_takes_decode_else() -> None:
+    cursors = MemoryCursors()
+    for members, role in [
+        ([prefill(0), decode(1)], Role.PREFILL),
+        ([prefill(0, is_placeable=False), decode(1)], Role.DECODE),
+    ]:
+        result = pick_single(pool(*members), Demand(), cursors)
+        assert isinstance(result, Placement)
+        assert result.answering.member.instance.role is role
+    assert isinstance(pick_single(pool(), Demand(), cursors), NoPlacement)
+
+
+def test_another_decode_is_compatible_and_moves_the_walk() -> None:
+    cursors = MemoryCursors()
+    both = [decode(2, tp_size=4), decode(3, tp_size=4), decode(4, tp_size=4)]
+    candidates = pool(prefill(0, tp_size=2), *both, decode(5, tp_size=3))
+    first = placed(candidates, cursors)
+    assert first.decode is not None
+    assert candidates.is_placeable(first.decode)
+    later = pool(prefill(0, tp_size=2, is_placeable=False), *both[1:], decode(5, tp_size=3))
+    assert not later.is_placeable(first.decode)
+    second = another_decode(later, first, Demand(), cursors)
+    assert isinstance(second, Placement)
+    assert second.prefill == first.prefill
+    assert second.decode is not None
+    assert second.decode.member.ordinal == 3
+    none = pool(prefill(0, tp_size=2), decode(5, tp_size=3))
+    assert another_decode(none, first, Demand(), cursors) == NoPlacement("no_decode_instance")
+
+
+def test_after_another_decode_the_next_request_gets_the_next_slot() -> None:
+    cursors, candidates = MemoryCursors(), shaped([1], [1, 1, 1])
+    first = placed(candidates, cursors)
+    another_decode(candidates, first, Demand(), cursors)
+    assert keys(placed(candidates, cursors))[1] == (0, 3)
+
+
+def test_another_prefill_keeps_decode_and_is_not_its_own_or_excluded() -> None:
+    cursors, candidates = MemoryCursors(), shaped([1, 1, 1], [1, 1])
+    first = placed(candidates, cursors)
+    second = another_prefill(candidates, first, Demand(), cursors)
+    assert isinstance(second, Placement)
+    assert second.decode == first.decode
+    assert second.prefill is not None
+    assert second.prefill.member.ordinal == 1
+    assert first.prefill is not None
+    tried = frozenset({first.prefill.slot, second.prefill.slot})
+    third = another_prefill(candidates, second, Demand(excluded=tried), cursors)
+    assert isinstance(third, Placement)
+    assert third.prefill is not None
+    tried |= {third.prefill.slot}
+    none = another_prefill(candidates, third, Demand(excluded=tried), cursors)
+    assert none == NoPlacement("no_prefill_instance")
+
+
+def test_a_changed_record_is_no_longer_the_target_that_was_picked() -> None:
+    target = placed(shaped([1], [2]), MemoryCursors()).decode
+    assert target is not None
+    assert not shaped([1], [1]).is_placeable(target)
+    assert shaped([1], [2]).is_placeable(target)
+
+
+def test_the_spare_has_the_chosen_rank_on_another_instance() -> None:
+    cursors, candidates = MemoryCursors(), shaped([1], [2, 1, 3])
+    spares = []
+    for _ in range(5):
+        placement = placed(candidates, cursors)
+        spare = spare_decode(candidates, placement, Demand())
+        assert spare is not None
+        spares.append((keys(placement)[1], spare.key))
+    assert spares == [
+        ((0, 1), (0, 2)),
+        ((0, 2), (0, 3)),
+        ((0, 3), (0, 1)),
+        ((1, 1), (1, 3)),
+        ((1, 3), (1, 1)),
+    ]
+
+
+def test_no_spare_where_no_instance_has_the_rank() -> None:
+    candidates, cursors = shaped([1], [1, 2]), MemoryCursors()
+    assert [
+        spare_decode(candidates, placed(candidates, cursors), Demand()) is None for _ in range(3)
+    ] == [False, False, True]
+
+
+def test_a_pool_says_what_it_is() -> None:
+    candidates = pool(prefill(0, models=("a",)), decode(1, mode=WRITE, models=("a", "b")))
+    assert candidates.has_write
+    assert candidates.models == {"a", "b"}
+    assert not pool(prefill(0), decode(1, mode=WRITE, is_placeable=False)).has_write
+    assert "prefill" in repr(candidates)
