@@ -67,10 +67,13 @@ class Answer:
         prompt_tokens: int,
         completion_tokens: int,
         kv_transfer_params: Mapping[str, Any] | None,
+        finish_reason: str = "length",
     ) -> bytes:
         """The answer that is not streamed."""
         chat = self._api == "chat"
-        choices = [_choice(self._api, index, text) for index, text in enumerate(texts)]
+        choices = [
+            _choice(self._api, index, text, finish_reason) for index, text in enumerate(texts)
+        ]
         body = {
             "id": self._head["id"],
             "object": "chat.completion" if chat else "text_completion",
@@ -92,8 +95,8 @@ def error_event(body: bytes) -> bytes:
     return b"data: " + body + b"\n\n"
 
 
-def _choice(api: Api, index: int, text: str) -> dict[str, Any]:
-    end = {"logprobs": None, "finish_reason": "length", "stop_reason": None}
+def _choice(api: Api, index: int, text: str, finish_reason: str) -> dict[str, Any]:
+    end = {"logprobs": None, "finish_reason": finish_reason, "stop_reason": None}
     if api == "completions":
         return {"index": index, "text": text, **end, "prompt_logprobs": None}
     message: dict[str, Any] = {

@@ -9,6 +9,7 @@ from aiohttp import web
 
 from sidecar.sim.core import Core, Received
 from sidecar.sim.decode import Decode
+from sidecar.sim.faults import KINDS, Fault
 from sidecar.sim.heartbeat import Heartbeat
 from sidecar.sim.prefill import Prefill
 
@@ -39,6 +40,7 @@ class ControlRoutes:
             web.post("/sim/pace", self.pace),
             web.post("/sim/beats", self.beats),
             web.post("/sim/health", self.health),
+            web.post("/sim/fail", self.fail),
             web.post("/sim/reset", self.reset),
         ]
 
@@ -108,6 +110,17 @@ class ControlRoutes:
         health.refuse = given.get("refuse", False)
         return await self.state(request)
 
+    async def fail(self, request: web.Request) -> web.Response:
+        """POST /sim/fail {"leg", "kind", "count": 1, "status": 500, "after_tokens": 0}."""
+        types = {"leg": str, "kind": str, "count": int, "status": int, "after_tokens": int}
+        given = await _read(request, types, "kind")
+        leg, kind = given.get("leg"), given["kind"]
+        if leg not in self._core.received or kind not in KINDS:
+            raise web.HTTPBadRequest(text=f"leg or kind is unknown; the kinds are {KINDS}")
+        fault = Fault(kind, given.get("status", 500), given.get("after_tokens", 0))
+        self._core.faults.set(leg, fault, given.get("count", 1))
+        return await self.state(request)
+
     async def reset(self, request: web.Request) -> web.Response:
         """POST /sim/reset: counts and kept requests start anew; held transfers stay."""
         self._core.counters.reset()
@@ -131,7 +144,7 @@ async def _read(
     for key, value in given.items():
         wanted = types.get(key)
         is_right = type(value) is wanted or (wanted is float and type(value) is int)
-        if wanted is None or not is_right or (wanted is not bool and value < 0):
+        if wanted is None or not is_right or (wanted in (int, float) and value < 0):
             raise web.HTTPBadRequest(text=f"{key}: unknown, or a wrong value")
     return given
 

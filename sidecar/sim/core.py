@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sidecar.sim.api_error import EngineDead
 from sidecar.sim.counters import Counters, Leg
+from sidecar.sim.faults import Faults
 from sidecar.sim.link import Links
 from sidecar.sim.options import SimOptions
 
@@ -93,6 +94,7 @@ class Core:
         self.gate = HoldGate(self.counters)
         self.pace = Pace(options.ttft_ms / 1000, options.tokens_per_s)
         self.health = Health()
+        self.faults = Faults()
         self.received: dict[Leg, deque[Received]] = {
             "prefill": deque(maxlen=KEPT_REQUESTS),
             "decode": deque(maxlen=KEPT_REQUESTS),

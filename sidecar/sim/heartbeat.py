@@ -76,8 +76,8 @@ class Heartbeat:
         dealer.setsockopt(zmq.LINGER, 0)
         dealer.setsockopt(zmq.SNDTIMEO, SEND_TIMEOUT_MS)
         dealer.setsockopt(zmq.IPV6, int(":" in self._proxy.host))
-        dealer.connect(f"tcp://{self._proxy}")
         try:
+            dealer.connect(f"tcp://{self._proxy}")
             while not self._stop.is_set():
                 if self.is_on:
                     self._ping(dealer)
@@ -91,5 +91,5 @@ class Heartbeat:
         try:
             dealer.send(self._payload(self.sent))
             self.sent += 1
-        except zmq.Again:
+        except zmq.ZMQError:
             pass  # vLLM drops the ping and tries again at the next interval

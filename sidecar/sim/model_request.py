@@ -41,6 +41,8 @@ class ModelRequest:
     echo: bool
     prompts: tuple[Prompt, ...]
     kv: KvParams | None
+    may_stop_early: bool
+    """A stop string or EOS could end it before `max_tokens` (no `min_tokens` 1, or `stop`)."""
 
     @property
     def leg(self) -> Leg:
@@ -100,6 +102,8 @@ def read_model_request(api: Api, body: Mapping[str, Any], model: str) -> ModelRe
         echo=echo,
         prompts=prompts,
         kv=kv,
+        may_stop_early=body.get("min_tokens") != 1
+        or any(body.get(key) for key in ("stop", "stop_token_ids")),
     )
     if request.leg != "plain" and (n > 1 or len(prompts) > 1):
         # vLLM would let all children share one transfer id: one is right, the rest hang or

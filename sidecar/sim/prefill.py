@@ -41,6 +41,9 @@ class Prefill:
             raise self._core.die("no_peer_address")
         if request.max_tokens != 1:
             errors["prefill_max_tokens"] += 1
+        if request.may_stop_early:
+            # vLLM hands KV over only if the leg ended by length (protocol.md c).
+            errors["prefill_may_stop_early"] += 1
         if request.stream:
             errors["prefill_streamed"] += 1
         if options.mode == "READ" or peer is None:

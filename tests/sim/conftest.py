@@ -5,12 +5,13 @@ import json
 import os
 import select
 import subprocess
+import tempfile
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import aiohttp
 import pytest
@@ -31,6 +32,7 @@ class Engine:
     options: SimOptions
     process: subprocess.Popen[bytes]
     lifeline: int
+    stderr: IO[bytes]
     ready: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -65,6 +67,12 @@ class Engine:
         if self.lifeline >= 0:
             os.close(self.lifeline)
             self.lifeline = -1
+
+    def complaints(self) -> str:
+        """What the process wrote to stderr; closes it."""
+        with self.stderr:
+            self.stderr.seek(0)
+            return self.stderr.read().decode()
 
     def end(self) -> int:
         """End the process by its lifeline; returns its exit status."""
@@ -101,14 +109,16 @@ class Lab:
         """Start a process without waiting for its readiness."""
         chosen = SimOptions(role=role, **options)  # type: ignore[arg-type]
         child_end, our_end = os.pipe()
+        stderr = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the engine
         process = subprocess.Popen(
             engine_command(chosen, child_end),
             stdout=subprocess.PIPE,
+            stderr=stderr,
             pass_fds=(child_end,),
             cwd=ROOT,
         )
         os.close(child_end)
-        engine = Engine(chosen, process, our_end)
+        engine = Engine(chosen, process, our_end, stderr)
         self.engines.append(engine)
         return engine
 
@@ -249,7 +259,9 @@ async def lab() -> AsyncIterator[Lab]:
             yield made
         finally:
             statuses = [engine.end() for engine in made.engines]
-    assert all(status in (0, 2) for status in statuses), statuses
+    complaints = [engine.complaints() for engine in made.engines]
+    assert not any(statuses), statuses
+    assert not any(complaints), complaints
 
 
 @pytest.fixture

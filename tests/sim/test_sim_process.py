@@ -165,3 +165,24 @@ def test_port_in_use_is_one_line_and_status_2(option) -> None:
         status, out, err = _run("engine", "--role", "prefill", option, value)
     assert (status, out) == (2, "")
     assert re.fullmatch(r"sidecar\.sim: [^\n]+in use\n", err), err
+
+
+@pytest.mark.asyncio
+async def test_ipv6_addresses_are_bare_in_heartbeats(lab, router) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("no IPv6 loopback")
+    router_socket, proxy = router
+    engine = lab.start("prefill", proxy=proxy, http="[::1]:0")
+    ping = _ping(router_socket)
+    port = engine.ready["http"].rpartition(":")[2]
+    assert engine.ready["http"] == f"[::1]:{port}"
+    assert ping["http_address"] == f"::1:{port}"
+    assert str(ping["zmq_address"]).startswith("host:::1,handshake:")
+
+
+@pytest.mark.asyncio
+async def test_proxy_name_that_does_not_resolve_delays_nothing(lab) -> None:
+    engine = lab.start("prefill", proxy="no-such-host.invalid:36367")
+    assert (await lab.state(engine))["running"] == 0
