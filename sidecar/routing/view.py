@@ -24,6 +24,11 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[str, ...] = ()
     """served names; empty: unknown, matches any"""
 
+    @property
+    def name(self) -> str:
+        """Short and stable, for receipts and tables: `p1`, `d2`."""
+        return f"{self.instance.role[0]}{self.ordinal}"
+
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
     """The whole pool at one moment."""

@@ -1,0 +1,5 @@
+"""`python -m sidecar` is `pd-sidecar`."""
+
+from sidecar.cli import main
+
+main()

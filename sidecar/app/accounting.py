@@ -1,0 +1,144 @@
+"""Accounts for exchanges: the ledger's facts, turned into the metric families and `/exchanges`.
+
+The ledger decides what is open; this only counts what it says.
+"""
+
+from collections import Counter
+from typing import Any
+
+from sidecar.exchange.ledger import Closed, Ledger
+from sidecar.exchange.reasons import Outcome
+from sidecar.exchange.records import Batch, Placed, PrefillEnded, Record, Refused, Replied
+from sidecar.routing.instance import TransferMode
+from sidecar.routing.view import Slot
+from sidecar.telemetry.metrics import Metrics
+from sidecar.wire.access_log import Entry
+
+
+class Accounting:
+    def __init__(self, ledger: Ledger, metrics: Metrics) -> None:
+        self.ledger = ledger
+        self._metrics = metrics
+        self.placed: Counter[tuple[str, Slot]] = Counter()
+        """(role, slot) -> requests placed since start"""
+        self.outcomes: Counter[str] = Counter()
+
+    # --- from the workers
+
+    def batch(self, batch: Batch, now: float) -> None:
+        for record in batch.records:
+            self.note(record, now)
+        self._metrics.records_dropped.inc(batch.dropped)
+        self._metrics.unlocked_picks.inc(batch.unlocked_picks)
+
+    def note(self, record: Record, now: float) -> None:
+        if isinstance(record, Placed):
+            self._placed(record)
+        elif isinstance(record, PrefillEnded):
+            self._prefill_ended(record)
+        elif isinstance(record, Replied):
+            self._replied(record)
+        elif isinstance(record, Refused):
+            self._metrics.refusals.labels(record.reason).inc()
+        self.ledger.note(record, now)
+
+    def _placed(self, record: Placed) -> None:
+        before = self.ledger.find(record.exchange)
+        if before is not None and before.prefill_reason is not None and before.placed.prefill:
+            address = before.placed.prefill.address
+            self._metrics.prefill_retries.labels(address, before.prefill_reason).inc()
+        elif before is not None and record.mode is None and record.prefill is not None:
+            self._metrics.recomputed.labels(record.prefill.address).inc()
+        self._metrics.placement.observe(record.placement_s)
+        for role, slot in (("prefill", record.prefill), ("decode", record.decode)):
+            if slot is not None:
+                self.placed[role, slot] += 1
+                self._metrics.placements.labels(role, slot.address, str(slot.dp_rank)).inc()
+
+    def _prefill_ended(self, record: PrefillEnded) -> None:
+        entry = self.ledger.find(record.exchange)
+        if entry is None or entry.placed.prefill is None or record.seconds is None:
+            return
+        slot = entry.placed.prefill
+        if record.reason is None:
+            labels = (slot.address, str(slot.dp_rank))
+            self._metrics.prefill_duration.labels(*labels).observe(record.seconds)
+
+    def _replied(self, record: Replied) -> None:
+        if record.phase:
+            self._metrics.cancellations.labels(record.phase).inc()
+        if record.reason is not None:
+            self._metrics.refusals.labels(record.reason).inc()
+        if record.overhead_s is not None:
+            self._metrics.overhead.observe(record.overhead_s)
+        entry = self.ledger.find(record.exchange)
+        if entry is None or record.gap_s is None or entry.placed.prefill is None:
+            return
+        if entry.placed.mode is TransferMode.READ:
+            slot = entry.placed.prefill
+            self._metrics.gap.labels(slot.address, str(slot.dp_rank)).observe(record.gap_s)
+
+    # --- from the access log, and from time
+
+    def entry(self, entry: Entry, now: float) -> None:
+        closed = self.ledger.report(entry, now)
+        if closed is not None:
+            self.close(closed)
+
+    def close(self, closed: Closed) -> None:
+        self.outcomes[closed.outcome] += 1
+        model = self._metrics.model(closed.model)
+        self._metrics.requests.labels(model, closed.api, closed.outcome).inc()
+        if closed.outcome is Outcome.LOST:
+            self._metrics.lost.inc()
+        entry = closed.entry
+        if entry is None:
+            return
+        if closed.outcome is Outcome.CANCELLED and not closed.client_phase:
+            phase = "decode" if closed.placed is not None else "upload"
+            self._metrics.cancellations.labels(phase).inc()
+        streaming = "true" if closed.is_streaming else "false"
+        if entry.total_s is not None and closed.outcome is Outcome.OK:
+            self._metrics.request_duration.labels(model, streaming).observe(entry.total_s)
+            self._decode_duration(closed, entry.total_s)
+        if entry.first_byte_s is not None and closed.outcome is Outcome.OK:
+            self._metrics.first_token.labels(model, streaming).observe(entry.first_byte_s)
+
+    def _decode_duration(self, closed: Closed, total_s: float) -> None:
+        if closed.placed is None or closed.placed.decode is None:
+            return
+        slot = closed.placed.decode
+        # READ decodes after prefill; in WRITE both run at once.
+        before = closed.prefill_s or 0.0 if closed.placed.mode is TransferMode.READ else 0.0
+        labels = (slot.address, str(slot.dp_rank))
+        self._metrics.decode_duration.labels(*labels).observe(max(0.0, total_s - before))
+
+    def exchanges(self, now: float) -> list[dict[str, Any]]:
+        """The open exchanges, oldest first, for `/exchanges`."""
+        return [
+            {
+                "exchange": entry.placed.exchange,
+                "age_s": round(now - entry.since, 3),
+                "api": entry.placed.api,
+                "model": entry.placed.model,
+                "is_streaming": entry.placed.is_streaming,
+                "mode": entry.placed.mode or "aggregated",
+                "worker": entry.placed.worker,
+                "prefill": _slot(entry.placed.prefill),
+                "decode": _slot(entry.placed.decode),
+                "holds": [r for r in ("prefill", "decode") if getattr(entry, r) is not None],
+                "phase": _phase(entry.is_with_log, entry.prefill is not None),
+                "is_adopted": entry.is_adopted,
+            }
+            for entry in self.ledger
+        ]
+
+
+def _phase(is_with_log: bool, holds_prefill: bool) -> str:
+    if is_with_log:
+        return "decode"
+    return "prefill" if holds_prefill else "placed"
+
+
+def _slot(slot: Slot | None) -> str | None:
+    return None if slot is None else f"{slot.address}#{slot.dp_rank}"

@@ -1,0 +1,86 @@
+"""Keeps one Envoy beside the sidecar of `up`: adopts a living one, else starts it, and again if it dies.
+
+Envoy outlives us by design: a crash of the sidecar must not cost a running stream (design §2).
+"""
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+from sidecar.edge import envoy_process
+from sidecar.edge.envoy_process import EnvoyRecord
+from sidecar.xds.bootstrap import bootstrap_hash
+
+log = logging.getLogger(__name__)
+
+WATCH_S = 0.25
+LIVE_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 5.0
+BACKOFF_S = (0.1, 5.0)
+
+
+class EnvoyKeeper:
+    def __init__(
+        self, binary: Path, bootstrap: dict[str, Any], run_dir: Path, concurrency: int
+    ) -> None:
+        self._binary = binary
+        self._bootstrap = bootstrap
+        self._run_dir = run_dir
+        self._concurrency = concurrency
+        self.record: EnvoyRecord | None = None
+
+    def __repr__(self) -> str:
+        return f"<EnvoyKeeper pid={self.record.pid if self.record else None}>"
+
+    def adopt(self, node_id: str, drain_timeout_s: float) -> bool:
+        """Take over a living Envoy of this run directory. One with another bootstrap is drained and
+        stopped instead (blocking, before anything is served)."""
+        found = envoy_process.living_envoy(self._run_dir, node_id)
+        if found is None:
+            return False
+        if found.bootstrap_hash == bootstrap_hash(self._bootstrap):
+            self.record = found
+            log.info("adopted the living Envoy, pid %d", found.pid)
+            return True
+        log.info("the living Envoy (pid %d) has another bootstrap: draining it", found.pid)
+        envoy_process.drain_listeners(found)
+        envoy_process.wait_until_idle(found, drain_timeout_s)
+        envoy_process.stop_envoy(found, STOP_TIMEOUT_S)
+        return False
+
+    def start(self) -> None:
+        """Start it unless one was adopted. Raises StartError."""
+        if self.record is None:
+            self.record = envoy_process.start_envoy(
+                self._binary, self._bootstrap, self._run_dir, self._concurrency
+            )
+
+    async def wait_until_live(self) -> None:
+        """Raises StartError with the reason from Envoy's log."""
+        assert self.record is not None
+        await asyncio.to_thread(envoy_process.wait_until_live, self.record, LIVE_TIMEOUT_S)
+
+    async def keep(self) -> None:
+        """Start it again whenever it has died, until cancelled."""
+        pause = BACKOFF_S[0]
+        while True:
+            await asyncio.sleep(WATCH_S)
+            assert self.record is not None
+            if envoy_process.is_running(self.record):
+                continue
+            log.error("Envoy (pid %d) ended; again in %.1f s", self.record.pid, pause)
+            await asyncio.sleep(pause)
+            self.record = None
+            self.start()
+            try:
+                await self.wait_until_live()
+                pause = BACKOFF_S[0]
+            except envoy_process.StartError as error:
+                log.error("%s", error)
+                pause = min(2 * pause, BACKOFF_S[1])
+
+    async def stop(self) -> None:
+        if self.record is not None:
+            await asyncio.to_thread(envoy_process.stop_envoy, self.record, STOP_TIMEOUT_S)
+            self.record = None

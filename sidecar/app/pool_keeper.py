@@ -1,0 +1,191 @@
+"""Keeps the pool: what is heard and probed goes into the registry, what follows goes to Envoy and workers.
+
+One synchronous `refresh` computes everything that depends on the registry; callbacks only call it.
+"""
+
+import logging
+from collections.abc import Callable
+from time import monotonic
+
+import msgspec
+
+from sidecar.app.accounting import Accounting
+from sidecar.routing.instance import Instance, Role, Version
+from sidecar.routing.probe import ProbeOutcome, ProbeTarget
+from sidecar.routing.record import Change, ChangeKind
+from sidecar.routing.registry import Registry
+from sidecar.routing.view import Slot, View
+from sidecar.telemetry.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+
+class Outlets(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the consequences go."""
+
+    endpoints: Callable[[list[str]], None]
+    """the endpoint list of Envoy's cluster `engines`"""
+    probes: Callable[[list[ProbeTarget]], None]
+    view: Callable[[View], None]
+    acked: Callable[[float], frozenset[str] | None]
+    """endpoints that every gating Envoy has; None: not gated"""
+
+
+class PoolKeeper:
+    def __init__(
+        self,
+        registry: Registry,
+        accounting: Accounting,
+        metrics: Metrics,
+        static_models: dict[str, tuple[str, ...]],
+    ) -> None:
+        self.registry = registry
+        self.view = View(number=0)
+        self._accounting = accounting
+        self._metrics = metrics
+        self._static_models = static_models
+        self._outlets: Outlets | None = None
+        self._revision = -1
+        self._is_draining = False
+
+    def connect(self, outlets: Outlets) -> None:
+        self._outlets = outlets
+        self.refresh()
+
+    # --- events
+
+    def heard(self, instance: Instance, _sender: str) -> None:
+        """Raises HeartbeatError(`full`), which the listener counts."""
+        self._metrics.heartbeats.inc()
+        self._apply(self.registry.hear(instance, monotonic()))
+
+    def rejected(self, reason: str, _detail: str) -> None:
+        self._metrics.heartbeats_rejected.labels(reason).inc()
+
+    def probed(self, address: str, generation: int, outcome: ProbeOutcome) -> None:
+        self._apply(self.registry.probe_result(address, generation, outcome))
+
+    def described(
+        self, address: str, generation: int, version: Version | None, models: tuple[str, ...]
+    ) -> None:
+        models = self._static_models.get(address) or models
+        self._apply(self.registry.describe(address, generation, version, models))
+
+    def resolved(self, address: str, generation: int, endpoint: str | None) -> None:
+        self._apply(self.registry.resolved(address, generation, endpoint))
+
+    def sweep(self, now: float) -> None:
+        """To be called a few times a second."""
+        busy = self._accounting.ledger.busy_addresses()
+        for change in self.registry.sweep(now, busy):
+            self._say(change)
+            if change.kind is ChangeKind.REMOVED:
+                self._metrics.forget_instance(change.instance.address)
+        self.refresh()
+
+    def drain(self) -> None:
+        self._is_draining = True
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Hand out what changed: the endpoints first, so that their ACK is on its way."""
+        outlets = self._outlets
+        if outlets is None:
+            return
+        if self.registry.revision != self._revision:
+            self._revision = self.registry.revision
+            outlets.endpoints(self.registry.endpoints())
+            outlets.probes(self.registry.probe_targets())
+        members = self.registry.members(outlets.acked(monotonic()))
+        if (members, self._is_draining) != (self.view.members, self.view.is_draining):
+            self.view = View(
+                number=self.view.number + 1, members=members, is_draining=self._is_draining
+            )
+            outlets.view(self.view)
+
+    def _apply(self, change: Change | None) -> None:
+        if change is not None:
+            self._say(change)
+        self.refresh()
+
+    def _say(self, change: Change) -> None:
+        instance = change.instance
+        sizes = f"dp {instance.dp_size} tp {instance.tp_size} {instance.transfer_mode}"
+        detail = f": {change.detail}" if change.detail else ""
+        log.info("%s %s %s (%s)%s", instance.role, instance.address, change.kind, sizes, detail)
+        if change.warning:
+            log.warning("%s: %s", instance.address, change.warning)
+
+    # --- readings
+
+    def not_ready(self) -> str:
+        """Why no request could be placed now; empty: it could."""
+        if self.view.is_draining:
+            return "draining"
+        for role in Role:
+            if not self.view.placeable(role):
+                return f"no {role} instance is placeable"
+        return ""
+
+    def count_states(self) -> list[tuple[tuple[str, ...], float]]:
+        counts: dict[tuple[str, ...], float] = {}
+        for member in self.view.members:
+            key = (member.instance.role.value, member.state.value)
+            counts[key] = counts.get(key, 0) + 1
+        return list(counts.items())
+
+    def heartbeat_ages(self) -> list[tuple[tuple[str, ...], float]]:
+        roles = {m.instance.address: m.instance.role.value for m in self.view.members}
+        ages = self.registry.ages(monotonic())
+        return [((roles[a], a), age) for a, age in ages.items() if a in roles]
+
+    def in_flight(self) -> list[tuple[tuple[str, ...], float]]:
+        """Every slot of the pool, those at zero too, so that a series does not vanish and return."""
+        counts = self._accounting.ledger.in_flight
+        return [
+            ((m.instance.role.value, slot.address, str(slot.dp_rank)), counts[role, slot])
+            for m in self.view.members
+            for rank in range(m.instance.dp_size)
+            for role, slot in [(m.instance.role.value, Slot(m.instance.address, rank))]
+        ]
+
+    def instances(self) -> list[dict[str, object]]:
+        """For `/instances`: one object an instance, by ordinal."""
+        now = monotonic()
+        ages = self.registry.ages(now)
+        in_flight, placed = self._accounting.ledger.in_flight, self._accounting.placed
+        rows: list[dict[str, object]] = []
+        for member in self.view.members:
+            one = member.instance
+            slots = [(one.role.value, Slot(one.address, rank)) for rank in range(one.dp_size)]
+            age = ages.get(one.address)
+            rows.append(
+                {
+                    "name": member.name,
+                    "address": one.address,
+                    "endpoint": member.endpoint,
+                    "role": one.role,
+                    "state": member.state,
+                    "is_placeable": member.is_placeable,
+                    "is_static": one.is_static,
+                    "transfer_mode": one.transfer_mode,
+                    "dp_size": one.dp_size,
+                    "tp_size": one.tp_size,
+                    "version": f"{member.version.major}.{member.version.minor}"
+                    if member.version
+                    else None,
+                    "models": member.models,
+                    "heartbeat_age_s": None if age is None else round(age, 3),
+                    "in_flight": sum(in_flight[key] for key in slots),
+                    "placed": sum(placed[key] for key in slots),
+                    "ranks": [
+                        {
+                            "dp_rank": slot.dp_rank,
+                            "in_flight": in_flight[role, slot],
+                            "placed": placed[role, slot],
+                        }
+                        for role, slot in slots
+                    ],
+                }
+            )
+        return rows

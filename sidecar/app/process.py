@@ -1,0 +1,55 @@
+"""The entry of the child processes: `python -m sidecar.app.process control|worker ...`.
+
+The supervisor execs it; people use `pd-sidecar`.
+"""
+
+import argparse
+import logging
+import resource
+import sys
+from pathlib import Path
+
+import msgspec
+import uvloop
+
+from sidecar.config import Config
+from sidecar.edge.run_dir import RunDir
+from sidecar.errors import PdSidecarError
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="sidecar.app.process")
+    parser.add_argument("role", choices=("control", "worker"))
+    parser.add_argument("--index", type=int, default=0)
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--lifeline", type=int, required=True)
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
+    raise_file_limit()
+    run_dir = RunDir(arguments.run_dir)
+    config = msgspec.json.decode(run_dir.config.read_bytes(), type=Config)
+    try:
+        if arguments.role == "control":
+            from sidecar.app.control import run_control
+
+            uvloop.run(run_control(config, run_dir, arguments.lifeline))
+        else:
+            from sidecar.app.worker import run_worker
+
+            uvloop.run(run_worker(arguments.index, config, run_dir, arguments.lifeline))
+    except PdSidecarError as error:
+        logging.getLogger("sidecar").error("%s: %s", arguments.role, error)
+        return 1
+    return 0
+
+
+def raise_file_limit() -> None:
+    """Open files: every held request is a connection, so take what the kernel gives."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""From the configuration to what each part takes."""
+
+import os
+from pathlib import Path
+
+from sidecar.config import Config, StaticInstance, port_of
+from sidecar.edge.run_dir import RunDir
+from sidecar.errors import ConfigError, HeartbeatError
+from sidecar.exchange.situation import Limits
+from sidecar.routing.instance import Instance, Role, TransferMode
+from sidecar.wire.heartbeat import parse_zmq_address
+from sidecar.wire.names import join_address, split_address
+from sidecar.xds.settings import EdgeSettings
+
+WORKERS_MAX = 8
+
+
+def workers_of(config: Config) -> int:
+    """0 in the configuration: one per usable core, at most 8."""
+    return config.workers or min(WORKERS_MAX, len(os.sched_getaffinity(0)))
+
+
+def edge_settings(config: Config, run_dir: RunDir) -> EdgeSettings:
+    listen_host, listen_port = host_port(config.edge.listen)
+    admin_host, admin_port = host_port(config.envoy.admin_listen)
+    tuning = config.tuning
+    return EdgeSettings(
+        node_id=node_id(run_dir),
+        control_socket=str(run_dir.control_socket),
+        worker_sockets=tuple(str(run_dir.worker_socket(i)) for i in range(workers_of(config))),
+        listen_host=listen_host,
+        listen_port=listen_port,
+        admin_host=admin_host,
+        admin_port=admin_port,
+        listener_backlog=tuning.listener.backlog,
+        http_idle_timeout_s=tuning.http.idle_timeout_s,
+        max_body_bytes=tuning.http.max_body_bytes,
+        upload_timeout_s=config.request.upload_timeout_s,
+        decode_headers_timeout_s=config.decode.headers_timeout_s,
+        decode_idle_timeout_s=config.decode.idle_timeout_s,
+        decode_whole_timeout_s=config.decode.whole_timeout_s,
+        upstream_connect_timeout_s=tuning.upstream.connect_timeout_s,
+        upstream_max_connections=tuning.upstream.max_connections,
+        upstream_max_pending=tuning.upstream.max_pending,
+        access_log_path=config.edge.access_log_path,
+        access_log_buffer_interval_ms=tuning.access_log.buffer_interval_ms,
+        access_log_report_interval_s=tuning.access_log.report_interval_s,
+    )
+
+
+def node_id(run_dir: RunDir) -> str:
+    """Envoy's name: one for each run directory, so that only our own Envoy is ever adopted."""
+    return f"pd-sidecar:{run_dir.path}"
+
+
+def host_port(listen: str) -> tuple[str, int]:
+    port = port_of(listen)
+    assert port is not None, "checked when the configuration was loaded"
+    return listen.rpartition(":")[0].strip("[]"), port
+
+
+def limits(config: Config) -> Limits:
+    return Limits(
+        prefill_timeout_s=config.prefill.timeout_s,
+        prefill_attempts=config.prefill.attempts,
+        max_body_bytes=config.tuning.http.max_body_bytes,
+        shows_route=config.telemetry.route_headers,
+        shows_addresses=config.telemetry.show_addresses,
+        engine_api_key=api_key(config),
+    )
+
+
+def api_key(config: Config) -> str | None:
+    """The content of `engine.api_key_file`; raises ConfigError if it cannot be read."""
+    path = config.engine.api_key_file
+    if path is None:
+        return None
+    try:
+        return Path(path).read_text().strip()
+    except OSError as error:
+        raise ConfigError([f"engine.api_key_file: {path}: {error.strerror}"]) from None
+
+
+def static_instances(config: Config) -> list[Instance]:
+    """Raises ConfigError naming every entry that is not an instance."""
+    faults: list[str] = []
+    instances = []
+    for i, entry in enumerate(config.instances):
+        try:
+            instances.append(_static_instance(entry))
+        except (ValueError, HeartbeatError) as error:
+            faults.append(f"instances[{i}]: {error}")
+    if faults:
+        raise ConfigError(faults)
+    return instances
+
+
+def _static_instance(entry: StaticInstance) -> Instance:
+    scheme, _, rest = entry.url.partition("://")
+    if scheme not in ("http", "https") or not rest:
+        raise ValueError(f"url: expected http://host:port, got {entry.url!r}")
+    host, port = split_address(rest.partition("/")[0])
+    kv_host, handshake_port, notify_port = host, 0, 0
+    if entry.zmq_address:
+        kv_host, handshake_port, notify_port = parse_zmq_address(entry.zmq_address)
+    return Instance(
+        address=join_address(host, port),
+        role=Role(entry.role),
+        transfer_mode=TransferMode(entry.transfer_mode),
+        dp_size=entry.dp_size,
+        tp_size=entry.tp_size,
+        kv_host=kv_host,
+        handshake_port=handshake_port,
+        notify_port=notify_port,
+        is_static=True,
+        scheme=scheme,
+    )

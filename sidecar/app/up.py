@@ -1,0 +1,270 @@
+"""`up` and `serve`: the supervisor process. Imports neither grpc nor zmq."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import msgspec
+
+from sidecar.app import settings
+from sidecar.app.envoy_keeper import EnvoyKeeper
+from sidecar.app.files import envoy_yaml
+from sidecar.config import Config
+from sidecar.edge.envoy_process import find_envoy
+from sidecar.edge.run_dir import RunDir, check_ports, default_run_dir
+from sidecar.edge.supervisor import ChildSpec, Supervisor
+from sidecar.errors import StartError
+from sidecar.sim.fleet import engine_command, parse_fleet
+from sidecar.sim.options import SimOptions
+from sidecar.xds.bootstrap import bootstrap_document
+from sidecar.xds.templates import Template
+
+log = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 60.0
+STOP_SLACK_S = 5.0
+POLL_S = 0.05
+
+
+def run_dir_of(config: Config) -> RunDir:
+    return RunDir(Path(config.run_dir).absolute() if config.run_dir else default_run_dir())
+
+
+def bootstrap_of(config: Config, run_dir: RunDir) -> dict[str, Any]:
+    """Envoy's bootstrap for this configuration."""
+    template = Template.parse("bootstrap.yaml", envoy_yaml("bootstrap.yaml"))
+    return bootstrap_document(template, settings.edge_settings(config, run_dir))
+
+
+class Up:
+    """One run of `up` (with Envoy and perhaps simulated engines) or `serve` (the sidecar alone)."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        has_envoy: bool,
+        engines: Sequence[SimOptions] = (),
+        on_ready: Callable[["Up"], None] = lambda _: None,
+    ) -> None:
+        self.config = config
+        self.run_dir = run_dir_of(config)
+        self.engines = tuple(engines)
+        self._on_ready = on_ready
+        self._stop_asked = asyncio.Event()
+        self._stop_now = asyncio.Event()
+        # Faults of the configuration come before anything is touched.
+        settings.static_instances(config)
+        settings.limits(config)
+        bootstrap = bootstrap_of(config, self.run_dir)
+        self._envoy: EnvoyKeeper | None = None
+        if has_envoy:
+            binary = find_envoy(config.envoy.path)
+            self._envoy = EnvoyKeeper(
+                binary, bootstrap, self.run_dir.path, config.envoy.concurrency
+            )
+        self._supervisor = Supervisor(self._children())
+
+    async def run(self) -> int:
+        """Until stopped; returns the exit code. Raises StartError."""
+        self.run_dir.hold()
+        try:
+            return await self._run_held()
+        finally:
+            self.run_dir.release()
+
+    async def _run_held(self) -> int:
+        config, envoy = self.config, self._envoy
+        is_adopted = envoy is not None and await asyncio.to_thread(
+            envoy.adopt, settings.node_id(self.run_dir), config.drain.timeout_s
+        )
+        check_ports(self._ports(is_adopted))
+        write_config(config, self.run_dir)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+        self._supervisor.start()
+        keeping: asyncio.Task[None] | None = None
+        try:
+            if envoy is not None:
+                envoy.start()
+            await self._until(self._started())
+            if envoy is not None:
+                keeping = asyncio.create_task(envoy.keep())
+            if not self._stop_asked.is_set():
+                self._on_ready(self)
+            await self._stop_asked.wait()
+            await self._until(self._drained(), self._stop_now)
+        finally:
+            if keeping is not None:
+                keeping.cancel()
+                await asyncio.gather(keeping, return_exceptions=True)
+            if envoy is not None:
+                await envoy.stop()
+            await self._supervisor.close()
+        return 0
+
+    def stop(self) -> None:
+        """The first call drains, the second ends at once."""
+        if self._stop_asked.is_set():
+            self._stop_now.set()
+        self._stop_asked.set()
+
+    def _on_signal(self) -> None:
+        log.info("ending at once" if self._stop_asked.is_set() else "stopping: draining first")
+        self.stop()
+
+    # --- parts
+
+    def _children(self) -> list[ChildSpec]:
+        def process(role: str, index: int = 0) -> Callable[[int], list[str]]:
+            arguments = [role, f"--index={index}", f"--run-dir={self.run_dir.path}"]
+            start = [sys.executable, "-m", "sidecar.app.process", *arguments]
+            return lambda fd: [*start, f"--lifeline={fd}"]
+
+        children = [ChildSpec("control", process("control"))]
+        workers = settings.workers_of(self.config)
+        children += [ChildSpec(f"worker {i}", process("worker", i)) for i in range(workers)]
+        children += [self._engine(i, options) for i, options in enumerate(self.engines)]
+        return children
+
+    def _engine(self, index: int, options: SimOptions) -> ChildSpec:
+        return ChildSpec(
+            f"sim {options.role} {index}",
+            lambda fd: engine_command(options, fd),
+            beats=False,
+            restarts=False,
+            output=self.run_dir.path / f"sim-{index}.log",
+        )
+
+    def _ports(self, is_adopted: bool) -> list[tuple[str, str]]:
+        config = self.config
+        ports = [
+            ("registration.listen", config.registration.listen.removeprefix("tcp://")),
+            ("observe.listen", config.observe.listen),
+            ("admin.listen", config.admin.listen),
+        ]
+        if self._envoy is not None and not is_adopted:
+            ports += [
+                ("edge.listen", config.edge.listen),
+                ("envoy.admin_listen", config.envoy.admin_listen),
+            ]
+        return ports
+
+    async def _until(self, work: Any, also: asyncio.Event | None = None) -> None:
+        """`work` to its end, or until a stop is asked for (or `also`, in its place)."""
+        task = asyncio.ensure_future(work)
+        stop = asyncio.create_task((also or self._stop_asked).wait())
+        await asyncio.wait([task, stop], return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        else:
+            task.result()
+
+    async def _started(self) -> None:
+        """Control answers, Envoy is live, and, with simulated engines, all of them are ready."""
+        deadline = monotonic() + START_TIMEOUT_S
+        await self._wait(lambda: self._observed("/healthz") is not None, deadline, "control")
+        if self._envoy is not None:
+            await self._envoy.wait_until_live()
+        if self.engines:
+            await self._wait(self._has_all_engines, deadline, "the simulated engines")
+
+    async def _wait(self, is_done: Callable[[], bool], deadline: float, what: str) -> None:
+        control = self._supervisor.children["control"]
+        while not await asyncio.to_thread(is_done):
+            if control.exits:
+                raise StartError("the control process ended at its start; its log is above")
+            if monotonic() > deadline:
+                raise StartError(
+                    f"{what} did not become ready in {START_TIMEOUT_S:.0f} s; "
+                    f"logs are in {self.run_dir.path}"
+                )
+            await asyncio.sleep(POLL_S)
+
+    def _has_all_engines(self) -> bool:
+        if self._observed("/readyz") is None:
+            return False
+        instances = fetch_json(self.config.admin.listen, "/instances")
+        return sum(one["is_placeable"] for one in instances or []) >= len(self.engines)
+
+    def _observed(self, path: str) -> bytes | None:
+        return fetch(self.config.observe.listen, path)
+
+    async def _drained(self) -> None:
+        """Ask control to drain and wait for its end; its own limits bound that."""
+        drain = self.config.drain
+        limit_s = drain.notice_s + drain.timeout_s + STOP_SLACK_S
+        if not await self._supervisor.stop_one("control", limit_s):
+            log.error("the control process did not drain within %.0f s", limit_s)
+
+
+def write_config(config: Config, run_dir: RunDir) -> None:
+    """For the child processes, which take it whole instead of reading files and flags again."""
+    data = msgspec.json.format(msgspec.json.encode(config), indent=1)
+    temporary = run_dir.config.with_suffix(".new")
+    temporary.write_bytes(data)
+    temporary.replace(run_dir.config)
+
+
+def fetch(listen: str, path: str, timeout_s: float = 2.0) -> bytes | None:
+    """GET from one of our own servers; None: it does not answer 200."""
+    host, port = settings.host_port(listen)
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    host = f"[{host}]" if ":" in host else host
+    try:
+        with urllib.request.urlopen(f"http://{host}:{port}{path}", timeout=timeout_s) as answer:
+            return bytes(answer.read())
+    except (OSError, urllib.error.URLError):
+        return None
+
+
+def fetch_json(listen: str, path: str) -> Any:
+    body = fetch(listen, path)
+    return None if body is None else msgspec.json.decode(body)
+
+
+def simulated(spec: str, config: Config, mode: str) -> list[SimOptions]:
+    """The engines of `--sim`, registering with this sidecar. Raises OptionError."""
+    _, port = settings.host_port(config.registration.listen.removeprefix("tcp://"))
+    return [
+        SimOptions(role=role, proxy=f"127.0.0.1:{port}", dp_size=dp_size, mode=mode)  # type: ignore[arg-type]
+        for role, dp_size in parse_fleet(spec)
+    ]
+
+
+def run_up(up_of: Callable[[], Up]) -> int:
+    """Run one `Up` in a new event loop. `up_of` is called inside it."""
+
+    async def run() -> int:
+        return await up_of().run()
+
+    with contextlib.suppress(KeyboardInterrupt):
+        return asyncio.run(run())
+    return 130
+
+
+def down(config: Config) -> str:
+    """End an Envoy that was left behind in the run directory; says what was done."""
+    from sidecar.edge import envoy_process
+
+    run_dir = run_dir_of(config)
+    run_dir.hold()
+    try:
+        found = envoy_process.living_envoy(run_dir.path, settings.node_id(run_dir))
+        if found is None:
+            return f"no Envoy was left behind in {run_dir.path}"
+        envoy_process.stop_envoy(found, STOP_SLACK_S)
+        return f"ended Envoy, pid {found.pid}"
+    finally:
+        run_dir.release()

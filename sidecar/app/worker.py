@@ -1,0 +1,115 @@
+"""A worker process: ext_proc on its own socket, the prefill client, and the pick."""
+
+import asyncio
+import logging
+import os
+import signal
+from uuid import uuid4
+
+from sidecar.app import settings
+from sidecar.config import Config
+from sidecar.edge.ext_proc_server import ExtProcServer
+from sidecar.edge.lifeline import Lifeline
+from sidecar.edge.prefill_client import PrefillClient
+from sidecar.edge.run_dir import RunDir
+from sidecar.edge.shared_cursors import SharedCursors
+from sidecar.edge.worker_link import LinkClient
+from sidecar.exchange.effects import StartPrefill
+from sidecar.exchange.events import PrefillAnswered, PrefillFailed
+from sidecar.exchange.machine import Exchange
+from sidecar.exchange.records import Hello, Record
+from sidecar.exchange.situation import survey
+from sidecar.routing.policies import another_decode, pick, pick_single
+from sidecar.routing.pool import Pool
+from sidecar.routing.slots import Demand, NoPlacement, Placement
+from sidecar.routing.view import View
+
+log = logging.getLogger(__name__)
+
+CLOSE_GRACE_S = 0.5
+
+
+class Worker:
+    """What one ext_proc stream needs of its process (`ext_proc_server.Surroundings`)."""
+
+    def __init__(self, index: int, config: Config, run_dir: RunDir) -> None:
+        self._index = index
+        self._limits = settings.limits(config)
+        self._cursors = SharedCursors(run_dir.cursors)
+        self._client = PrefillClient(config.tuning.upstream.connect_timeout_s)
+        self._has_view = asyncio.Event()
+        self._set_view(View(number=0))
+        self._server = ExtProcServer(self)
+        self._socket = run_dir.worker_socket(index)
+        self._link = LinkClient(
+            run_dir.link_socket,
+            on_view=self._on_view,
+            hello=self._hello,
+            unlocked_picks=lambda: self._cursors.unlocked_picks,
+        )
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve from the first view on, until `stop`."""
+        link = asyncio.create_task(self._link.run())
+        try:
+            # Without a view every request would be refused: better that Envoy asks another worker.
+            await _first(self._has_view.wait(), stop.wait())
+            if not stop.is_set():
+                await self._server.listen(self._socket)
+                log.info("worker %d serves", self._index)
+                await stop.wait()
+        finally:
+            await self._server.close(CLOSE_GRACE_S)
+            link.cancel()
+            await asyncio.gather(link, return_exceptions=True)
+            await self._client.close()
+            self._cursors.close()
+
+    def _hello(self) -> Hello:
+        return Hello(worker=self._index, pid=os.getpid(), open=self._server.open_records())
+
+    def _on_view(self, view: View) -> None:
+        self._set_view(view)
+        self._has_view.set()
+
+    def _set_view(self, view: View) -> None:
+        self._pool = Pool(view)
+        self._situation = survey(view)
+
+    def new_exchange(self) -> Exchange:
+        return Exchange(uuid4().hex, self._index, self._situation, self._limits)
+
+    def pick(self, demand: Demand | None) -> Placement | NoPlacement:
+        with self._cursors.held():
+            if demand is None:
+                return pick_single(self._pool, Demand(), self._cursors)
+            return pick(self._pool, demand, self._cursors)
+
+    def confirm(self, placement: Placement, demand: Demand) -> Placement | NoPlacement:
+        assert placement.decode is not None
+        if self._pool.is_placeable(placement.decode):
+            return placement
+        with self._cursors.held():
+            return another_decode(self._pool, placement, demand, self._cursors)
+
+    def note(self, record: Record) -> None:
+        self._link.note(record)
+
+    async def prefill(self, leg: StartPrefill) -> PrefillAnswered | PrefillFailed:
+        return await self._client.send(leg)
+
+
+async def _first(*waits: "asyncio._CoroutineLike[object]") -> None:
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+
+
+async def run_worker(index: int, config: Config, run_dir: RunDir, lifeline_fd: int) -> None:
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    lifeline = Lifeline(lifeline_fd, stop.set)
+    lifeline.start()
+    await Worker(index, config, run_dir).run(stop)
+    lifeline.close()

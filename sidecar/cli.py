@@ -1,0 +1,236 @@
+"""The command `pd-sidecar`. Reads flags, calls `app`, prints; every fault is one clear line."""
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+import yaml
+
+from sidecar import __version__
+from sidecar.config import Config, load
+from sidecar.errors import ConfigError, PdSidecarError
+
+app = typer.Typer(
+    name="pd-sidecar",
+    help="A router for prefill/decode disaggregated vLLM, behind Envoy.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+ConfigOption = Annotated[
+    Optional[Path], typer.Option("--config", "-c", help="Configuration file (YAML).")
+]
+ListenOption = Annotated[Optional[str], typer.Option("--listen", help="ip:port of the HTTP edge.")]
+RegistrationOption = Annotated[
+    Optional[str], typer.Option("--registration", help="tcp://ip:port where engines register.")
+]
+ObserveOption = Annotated[
+    Optional[str], typer.Option("--observe", help="ip:port of metrics and health.")
+]
+AdminOption = Annotated[Optional[str], typer.Option("--admin", help="ip:port of the admin API.")]
+EnvoyAdminOption = Annotated[
+    Optional[str], typer.Option("--envoy-admin", help="ip:port of Envoy's admin.")
+]
+RunDirOption = Annotated[Optional[Path], typer.Option("--run-dir", help="Sockets, lock and state.")]
+WorkersOption = Annotated[
+    Optional[int], typer.Option("--workers", help="Worker processes; 0: one per core, at most 8.")
+]
+
+
+def _load(path: Path | None, flags: dict[str, object]) -> Config:
+    text = ""
+    if path is not None:
+        try:
+            text = path.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise ConfigError([f"--config {path}: {reason}"]) from None
+    return load(text, os.environ, flags)
+
+
+def _flags(
+    listen: str | None,
+    registration: str | None,
+    observe: str | None,
+    admin: str | None,
+    envoy_admin: str | None,
+    run_dir: Path | None,
+    workers: int | None,
+) -> dict[str, object]:
+    return {
+        "edge.listen": listen,
+        "registration.listen": registration,
+        "observe.listen": observe,
+        "admin.listen": admin,
+        "envoy.admin_listen": envoy_admin,
+        "run_dir": str(run_dir) if run_dir else None,
+        "workers": workers,
+    }
+
+
+@app.command()
+def up(
+    config: ConfigOption = None,
+    sim: Annotated[
+        Optional[str],
+        typer.Option("--sim", help="Also start simulated engines: 2P2D, 2Px8+2Dx8."),
+    ] = None,
+    mode: Annotated[str, typer.Option("--mode", help="Of the simulated engines: READ, WRITE.")] = (
+        "READ"
+    ),
+    listen: ListenOption = None,
+    registration: RegistrationOption = None,
+    observe: ObserveOption = None,
+    admin: AdminOption = None,
+    envoy_admin: EnvoyAdminOption = None,
+    run_dir: RunDirOption = None,
+    workers: WorkersOption = None,
+) -> None:
+    """Everything on this machine: Envoy, the sidecar and, with --sim, engines without a GPU."""
+    from sidecar.app.up import Up, run_up, simulated
+    from sidecar.show import banner
+
+    settings = _load(
+        config, _flags(listen, registration, observe, admin, envoy_admin, run_dir, workers)
+    )
+    engines = simulated(sim, settings, mode.upper()) if sim else []
+    _log()
+    raise typer.Exit(
+        run_up(
+            lambda: Up(
+                settings,
+                has_envoy=True,
+                engines=engines,
+                on_ready=lambda started: print(banner(started), flush=True),
+            )
+        )
+    )
+
+
+@app.command()
+def serve(
+    config: ConfigOption = None,
+    listen: ListenOption = None,
+    registration: RegistrationOption = None,
+    observe: ObserveOption = None,
+    admin: AdminOption = None,
+    envoy_admin: EnvoyAdminOption = None,
+    run_dir: RunDirOption = None,
+    workers: WorkersOption = None,
+) -> None:
+    """The sidecar alone, for a pod in which Envoy is another container (see `bootstrap`)."""
+    from sidecar.app.up import Up, run_up
+
+    settings = _load(
+        config, _flags(listen, registration, observe, admin, envoy_admin, run_dir, workers)
+    )
+    _log()
+    raise typer.Exit(run_up(lambda: Up(settings, has_envoy=False)))
+
+
+@app.command()
+def down(config: ConfigOption = None, run_dir: RunDirOption = None) -> None:
+    """End an Envoy that was left behind in the run directory."""
+    from sidecar.app.up import down as end
+
+    settings = _load(config, {"run_dir": str(run_dir) if run_dir else None})
+    print(end(settings))
+
+
+@app.command()
+def bootstrap(
+    config: ConfigOption = None,
+    listen: ListenOption = None,
+    envoy_admin: EnvoyAdminOption = None,
+    run_dir: RunDirOption = None,
+) -> None:
+    """Print the Envoy bootstrap that goes with `serve`."""
+    from sidecar.app.up import bootstrap_of, run_dir_of
+
+    settings = _load(config, _flags(listen, None, None, None, envoy_admin, run_dir, None))
+    document = bootstrap_of(settings, run_dir_of(settings))
+    print(yaml.safe_dump(document, sort_keys=False), end="")
+
+
+@app.command()
+def check(config: ConfigOption = None) -> None:
+    """Check a configuration and the kernel's limits; says every fault at once."""
+    from sidecar.app.limits import kernel_warnings
+    from sidecar.app.settings import limits, static_instances
+
+    settings = _load(config, {})
+    static_instances(settings)
+    limits(settings)
+    for warning in kernel_warnings(settings):
+        print(f"warning: {warning}")
+    print("the configuration is fine")
+
+
+@app.command()
+def status(
+    config: ConfigOption = None,
+    admin: AdminOption = None,
+) -> None:
+    """The pool, its slots and recent outcomes as a table."""
+    from sidecar.app.up import fetch_json
+    from sidecar.show import status_table
+
+    settings = _load(config, {"admin.listen": admin})
+    found = fetch_json(settings.admin.listen, "/status")
+    if found is None:
+        raise PdSidecarError(
+            f"no sidecar answers on {settings.admin.listen}; start one, or name its admin address "
+            "with --admin"
+        )
+    status_table(found)
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)
+def sim(context: typer.Context) -> None:
+    """One simulated MoRI-IO engine, no GPU (`pd-sidecar sim --help`)."""
+    os.execv(sys.executable, [sys.executable, "-m", "sidecar.sim", "engine", *context.args])
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"pd-sidecar {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def _log() -> None:
+    from sidecar.app.process import LOG_FORMAT, raise_file_limit
+
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
+    raise_file_limit()
+
+
+def main() -> None:
+    """Entry point: faults of the configuration, the command line and the start are single lines."""
+    from sidecar.sim.options import OptionError
+
+    try:
+        app()
+    except ConfigError as error:
+        for fault in error.faults:
+            print(f"pd-sidecar: {fault}", file=sys.stderr)
+        sys.exit(2)
+    except (PdSidecarError, OptionError) as error:
+        print(f"pd-sidecar: {error}", file=sys.stderr)
+        sys.exit(1)

@@ -1,0 +1,38 @@
+"""The access log server (ALS): Envoy's entries, decoded and handed on in order.
+
+Log streams are one for each Envoy worker and log configuration; their coming and going means nothing.
+"""
+
+import logging
+from collections.abc import AsyncIterator, Callable
+
+import grpc
+import grpc.aio
+
+from sidecar.wire import access_log
+
+log = logging.getLogger(__name__)
+
+SERVICE = "envoy.service.accesslog.v3.AccessLogService"
+
+
+class AccessLogServer:
+    def __init__(self, on_entry: Callable[[access_log.Entry], None]) -> None:
+        self._on_entry = on_entry
+
+    def register(self, server: grpc.aio.Server) -> None:
+        handler = grpc.stream_unary_rpc_method_handler(self._stream)
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, {"StreamAccessLogs": handler}),)
+        )
+
+    async def _stream(
+        self, _requests: AsyncIterator[bytes], context: "grpc.aio.ServicerContext[bytes, bytes]"
+    ) -> bytes:
+        while (data := await context.read()) is not grpc.aio.EOF:
+            for entry in access_log.decode(data):
+                try:
+                    self._on_entry(entry)
+                except Exception:  # noqa: BLE001  one bad entry must not lose those after it
+                    log.exception("access log entry of exchange %s", entry.exchange)
+        return b""

@@ -1,0 +1,218 @@
+"""The ext_proc server of one worker: drives one `Exchange` for each stream.
+
+Raw bytes in and out (no generated servicer: one copy less for each message). It performs effects and
+feeds events; it decides nothing. Invariant: whatever way a stream ends, the notes that give slots back
+are written.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from time import monotonic, perf_counter
+from typing import Protocol
+
+import grpc
+import grpc.aio
+import msgspec
+
+from sidecar.exchange.effects import ClosePrefill, Confirm, Effect, Note, Place, Send, StartPrefill
+from sidecar.exchange.events import ClientLeft, Event, PrefillAnswered, PrefillFailed
+from sidecar.exchange.machine import Exchange, Phase
+from sidecar.exchange.reasons import Reason, refusal
+from sidecar.exchange.records import Placed, Record, Replied
+from sidecar.routing.slots import Demand, NoPlacement, Placement
+from sidecar.wire import ext_proc
+
+log = logging.getLogger(__name__)
+
+SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
+MANY = 1_000_000
+"""gRPC's own defaults cancel calls at random from 1000 pending on; a burst must only wait"""
+
+OPTIONS = [
+    ("grpc.server.max_pending_requests", MANY),
+    ("grpc.server.max_pending_requests_hard_limit", MANY),
+    ("grpc.max_concurrent_streams", MANY),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.so_reuseport", 0),
+]
+
+
+class Surroundings(Protocol):
+    """What a stream needs of its worker."""
+
+    def new_exchange(self) -> Exchange: ...
+
+    def pick(self, demand: Demand | None) -> Placement | NoPlacement: ...
+
+    def confirm(self, placement: Placement, demand: Demand) -> Placement | NoPlacement: ...
+
+    def note(self, record: Record) -> None: ...
+
+    async def prefill(self, leg: StartPrefill) -> PrefillAnswered | PrefillFailed: ...
+
+
+class ExtProcServer:
+    def __init__(self, surroundings: Surroundings) -> None:
+        self._surroundings = surroundings
+        self._server = grpc.aio.server(options=OPTIONS)
+        self._streams: set[_Stream] = set()
+        handler = grpc.stream_stream_rpc_method_handler(self._process)
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, {"Process": handler}),)
+        )
+
+    async def listen(self, path: Path) -> None:
+        """Serve on a unix socket (mode 0660); whatever lies at `path` is replaced."""
+        path.unlink(missing_ok=True)
+        self._server.add_insecure_port(f"unix:{path}")
+        await self._server.start()
+        path.chmod(0o660)
+
+    async def close(self, grace_s: float) -> None:
+        await self._server.stop(grace_s)
+
+    def open_records(self) -> tuple[Placed, ...]:
+        """What the running streams hold, for a control process that starts anew."""
+        records = (stream.exchange.open_record for stream in self._streams)
+        return tuple(record for record in records if record is not None)
+
+    async def _process(
+        self, _requests: AsyncIterator[bytes], context: "grpc.aio.ServicerContext[bytes, bytes]"
+    ) -> None:
+        stream = _Stream(self._surroundings, context)
+        self._streams.add(stream)
+        try:
+            await stream.run()
+        finally:
+            self._streams.discard(stream)
+
+
+class _Stream:
+    """One ext_proc stream, that is one exchange."""
+
+    def __init__(
+        self, surroundings: Surroundings, context: "grpc.aio.ServicerContext[bytes, bytes]"
+    ) -> None:
+        self._here = surroundings
+        self._context = context
+        self.exchange = surroundings.new_exchange()
+        self._prefill: asyncio.Task[PrefillAnswered | PrefillFailed] | None = None
+        self._read: asyncio.Task[ext_proc.Message | ClientLeft] | None = None
+        self._busy_s = 0.0
+        self._woke = 0.0
+        self._prefill_over_at: float | None = None
+
+    async def run(self) -> None:
+        try:
+            while self.exchange.phase is not Phase.DONE:
+                event = await self._next_event()
+                self._woke = perf_counter()
+                await self._perform(self.exchange.handle(event, monotonic()))
+                self._busy_s += perf_counter() - self._woke
+        except asyncio.CancelledError:
+            raise
+        except Exception:  # noqa: BLE001  the one place where the unknown is logged and answered
+            log.exception("exchange %s failed", self.exchange.exchange_id)
+            self._settle(self.exchange.handle(ClientLeft(), monotonic()))
+            await self._send(refusal(Reason.INTERNAL))
+        finally:
+            self._settle(self.exchange.handle(ClientLeft(), monotonic()))
+            for task in (self._prefill, self._read):
+                if task is not None:
+                    task.cancel()
+
+    async def _next_event(self) -> Event:
+        """Whatever comes first: prefill's end, or Envoy's next message."""
+        phase = self.exchange.phase
+        if self._prefill is None:
+            return await self._read_event() if self._read is None else await self._take_read()
+        if phase is Phase.PREFILL:  # READ: Envoy has nothing to say until we reply
+            return await self._take_prefill()
+        if phase is not Phase.HELD and self._read is None:
+            self._read = asyncio.create_task(self._read_event())
+        waiting = {t for t in (self._prefill, self._read) if t is not None}
+        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        if self._read in done:
+            return await self._take_read()
+        return await self._take_prefill()
+
+    async def _read_event(self) -> ext_proc.Message | ClientLeft:
+        data = await self._context.read()
+        return ClientLeft() if data is grpc.aio.EOF else ext_proc.decode(data)
+
+    async def _take_read(self) -> Event:
+        assert self._read is not None
+        event = await self._read
+        self._read = None
+        return event
+
+    async def _take_prefill(self) -> Event:
+        assert self._prefill is not None
+        event = await self._prefill
+        self._prefill = None
+        self._prefill_over_at = perf_counter()
+        return event
+
+    async def _perform(self, effects: Iterable[Effect]) -> None:
+        """In order; if the stream ends meanwhile, what remains is settled all the same."""
+        queue = list(effects)
+        try:
+            while queue:
+                queue[:1] = await self._perform_one(queue[0])
+        except BaseException:
+            self._settle(queue[1:])
+            raise
+
+    async def _perform_one(self, effect: Effect) -> list[Effect]:
+        """Do it; returns the effects of the event that it gave, if it gave one."""
+        if isinstance(effect, Send):
+            await self._send(effect.reply)
+        elif isinstance(effect, Note):
+            self._note(effect.record)
+        elif isinstance(effect, StartPrefill):
+            self._prefill = asyncio.create_task(self._here.prefill(effect))
+        elif isinstance(effect, Place):
+            started = perf_counter()
+            event = self._here.pick(effect.demand)
+            return [
+                _timed(e, perf_counter() - started)
+                for e in self.exchange.handle(event, monotonic())
+            ]
+        elif isinstance(effect, Confirm):
+            return self.exchange.handle(
+                self._here.confirm(effect.placement, effect.demand), monotonic()
+            )
+        elif isinstance(effect, ClosePrefill) and self._prefill is not None:
+            self._prefill.cancel()
+            self._prefill = None
+        return []
+
+    def _settle(self, effects: Iterable[Effect]) -> None:
+        """What must happen even when nobody listens any more."""
+        for effect in effects:
+            if isinstance(effect, Note):
+                self._note(effect.record)
+
+    async def _send(self, reply: ext_proc.Reply) -> None:
+        await self._context.write(ext_proc.encode(reply))
+
+    def _note(self, record: Record) -> None:
+        if isinstance(record, Replied):
+            now = perf_counter()
+            over = self._prefill_over_at
+            record = msgspec.structs.replace(
+                record,
+                overhead_s=self._busy_s + (now - self._woke),
+                gap_s=now - over if over is not None and record.is_handed_over else None,
+            )
+        self._here.note(record)
+
+
+def _timed(effect: Effect, seconds: float) -> Effect:
+    """The note of a placement, with how long the pick took."""
+    if isinstance(effect, Note) and isinstance(effect.record, Placed):
+        return Note(msgspec.structs.replace(effect.record, placement_s=seconds))
+    return effect

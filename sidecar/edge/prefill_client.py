@@ -1,0 +1,68 @@
+"""The HTTP client of the prefill legs: one session with keep-alive to all instances.
+
+Translates what can happen on a socket into PrefillAnswered and PrefillFailed. Does not retry: that is
+the exchange's decision. Cancelling `send` closes the connection, which vLLM takes for an abort.
+"""
+
+import asyncio
+from time import perf_counter
+
+import aiohttp
+
+from sidecar.exchange.effects import StartPrefill
+from sidecar.exchange.events import PrefillAnswered, PrefillFailed
+from sidecar.exchange.reasons import Reason
+
+IDLE_S = 4.0
+"""vLLM closes an idle connection after 5 s: let go first, so that no request meets the closing"""
+
+
+class PrefillClient:
+    def __init__(self, connect_timeout_s: float) -> None:
+        self._connect_timeout_s = connect_timeout_s
+        # No limit of connections: prefill legs wait at the engines, never here (design §7).
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S, ttl_dns_cache=30)
+        self._session = aiohttp.ClientSession(
+            connector=connector,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
+        )
+
+    async def send(self, leg: StartPrefill) -> PrefillAnswered | PrefillFailed:
+        """POST the leg and read its whole answer; never raises but CancelledError."""
+        started = perf_counter()
+        timeout = aiohttp.ClientTimeout(total=leg.timeout_s, sock_connect=self._connect_timeout_s)
+        try:
+            async with self._session.post(
+                leg.url, data=leg.body, headers=leg.headers, timeout=timeout, allow_redirects=False
+            ) as response:
+                body = await _body(response, leg.body_timeout_s)
+                return PrefillAnswered(
+                    status=response.status,
+                    body=body,
+                    content_type=response.headers.get("content-type", "application/json"),
+                    seconds=perf_counter() - started,
+                )
+        except aiohttp.ConnectionTimeoutError:
+            reason = Reason.PREFILL_REFUSED
+        except TimeoutError:
+            reason = Reason.PREFILL_TIMEOUT
+        except aiohttp.ClientConnectorError:
+            reason = Reason.PREFILL_REFUSED
+        except aiohttp.ClientError:
+            reason = Reason.PREFILL_RESET
+        return PrefillFailed(reason=reason, seconds=perf_counter() - started)
+
+    async def close(self) -> None:
+        await self._session.close()
+
+
+async def _body(response: aiohttp.ClientResponse, limit_s: float | None) -> bytes | None:
+    """The whole body; None for a 2xx that is not whole within `limit_s`."""
+    if limit_s is None or not 200 <= response.status < 300:
+        return await response.read()
+    try:
+        async with asyncio.timeout(limit_s):
+            return await response.read()
+    except TimeoutError:
+        return None

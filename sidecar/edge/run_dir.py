@@ -1,0 +1,113 @@
+"""The run directory: sockets, lock and state of one sidecar on one machine (design §2).
+
+Only one `up` or `serve` holds it at a time, by `flock` on `lock`.
+"""
+
+import fcntl
+import os
+import socket
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from sidecar.errors import StartError
+
+UNIX_PATH_MAX = 107
+LONGEST_SOCKET = "control.sock"
+
+
+class RunDir:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: int | None = None
+
+    def __repr__(self) -> str:
+        return f"<RunDir {self.path} {'held' if self._lock is not None else 'not held'}>"
+
+    @property
+    def control_socket(self) -> Path:
+        """ADS and ALS"""
+        return self.path / "control.sock"
+
+    @property
+    def link_socket(self) -> Path:
+        """views and records"""
+        return self.path / "link.sock"
+
+    @property
+    def cursors(self) -> Path:
+        return self.path / "cursors"
+
+    @property
+    def registry(self) -> Path:
+        return self.path / "registry"
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.json"
+
+    def worker_socket(self, index: int) -> Path:
+        return self.path / f"w{index}.sock"
+
+    def hold(self) -> None:
+        """Make the directory and take its lock. Raises StartError with the pid of who has it."""
+        longest = self.path / LONGEST_SOCKET
+        if len(os.fsencode(longest)) > UNIX_PATH_MAX:
+            raise StartError(
+                f"run_dir: {self.path} is too long for a unix socket; choose a path of at most "
+                f"{UNIX_PATH_MAX - len(LONGEST_SOCKET) - 1} bytes"
+            )
+        try:
+            self.path.mkdir(mode=0o770, parents=True, exist_ok=True)
+            fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
+        except OSError as error:
+            raise StartError(f"run_dir: {self.path}: {error.strerror}") from None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = os.read(fd, 32).decode(errors="replace").strip() or "unknown"
+            os.close(fd)
+            raise StartError(
+                f"already running, pid {pid} (run directory {self.path}); stop it or choose another "
+                "run_dir"
+            ) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        self._lock = fd
+
+    def release(self) -> None:
+        """Remove what a stop must not leave behind, and give up the lock."""
+        for path in (*self.path.glob("*.sock"), self.config):
+            path.unlink(missing_ok=True)
+        if self._lock is not None:
+            (self.path / "lock").unlink(missing_ok=True)
+            os.close(self._lock)
+            self._lock = None
+
+
+def default_run_dir() -> Path:
+    """A short per-user runtime directory."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    base = Path(runtime) if runtime else Path(tempfile.gettempdir())
+    return base / ("pd-sidecar" if runtime else f"pd-sidecar-{os.getuid()}")
+
+
+def check_ports(listeners: Iterable[tuple[str, str]]) -> None:
+    """Try to bind each (key, `ip:port`); raises StartError naming the first that cannot be had.
+
+    With SO_REUSEADDR alone: Envoy's SO_REUSEPORT would share an edge with a stale Envoy silently.
+    """
+    for key, listen in listeners:
+        host, _, port = listen.rpartition(":")
+        host = host.strip("[]")
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, int(port)))
+                probe.listen(1)
+            except OSError as error:
+                raise StartError(
+                    f"{key}: cannot listen on {listen}: {error.strerror}; stop what uses it or "
+                    f"choose another address"
+                ) from None

@@ -1,0 +1,179 @@
+"""The link between control and workers: pool views one way, batches of records the other.
+
+A unix socket with length-prefixed frames (4 bytes, big endian). The control process listens, workers
+connect and re-connect. While control is away a worker keeps its last view and a bounded number of
+records. Knows nothing of what a view or a record means.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from sidecar.exchange.records import (
+    Batch,
+    FromWorker,
+    Hello,
+    Record,
+    decode_from_worker,
+    decode_view,
+    encode,
+)
+from sidecar.routing.view import View
+
+log = logging.getLogger(__name__)
+
+BATCH_S = 0.05
+QUEUE_MAX = 200_000
+"""records kept while control is away: minutes of a full load, some tens of MB"""
+FRAME_MAX = 256 << 20
+BACKOFF_S = (0.05, 0.5)
+
+
+async def _read_frame(reader: asyncio.StreamReader) -> bytes:
+    size = int.from_bytes(await reader.readexactly(4), "big")
+    if size > FRAME_MAX:
+        raise ConnectionError(f"a frame of {size} bytes")
+    return await reader.readexactly(size)
+
+
+def _write_frame(writer: asyncio.StreamWriter, data: bytes) -> None:
+    writer.write(len(data).to_bytes(4, "big") + data)
+
+
+class LinkServer:
+    """Control's end."""
+
+    def __init__(
+        self,
+        *,
+        on_message: Callable[[int, FromWorker], None],
+        on_lost: Callable[[int], None],
+    ) -> None:
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._writers: dict[int, asyncio.StreamWriter] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        self._view: bytes | None = None
+
+    @property
+    def workers(self) -> int:
+        """Workers connected now."""
+        return len(self._writers)
+
+    async def listen(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        self._server = await asyncio.start_unix_server(self._serve, path=str(path))
+        path.chmod(0o660)
+
+    def publish(self, view: View) -> None:
+        """Send a view to every worker, and to each that connects later."""
+        self._view = encode(view)
+        for writer in self._writers.values():
+            _write_frame(writer, self._view)
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        index: int | None = None
+        try:
+            hello = decode_from_worker(await _read_frame(reader))
+            if not isinstance(hello, Hello):
+                raise ConnectionError("a worker's first frame must be Hello")
+            index = hello.worker
+            self._writers[index] = writer
+            self._on_message(index, hello)
+            if self._view is not None:
+                _write_frame(writer, self._view)
+            while True:
+                self._on_message(index, decode_from_worker(await _read_frame(reader)))
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass  # the worker ended, or we do
+        finally:
+            self._tasks.discard(task)
+            if index is not None and self._writers.get(index) is writer:
+                del self._writers[index]
+                self._on_lost(index)
+            writer.close()
+
+
+class LinkClient:
+    """A worker's end."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        on_view: Callable[[View], None],
+        hello: Callable[[], Hello],
+        unlocked_picks: Callable[[], int],
+    ) -> None:
+        self._path = path
+        self._on_view = on_view
+        self._hello = hello
+        self._unlocked_picks = unlocked_picks
+        self._queue: deque[Record] = deque()
+        self._dropped = 0
+        self._unlocked_told = 0
+
+    def note(self, record: Record) -> None:
+        """Queue a record; it leaves within 50 ms while control lives."""
+        if len(self._queue) >= QUEUE_MAX:
+            self._queue.popleft()
+            self._dropped += 1
+        self._queue.append(record)
+
+    async def run(self) -> None:
+        """Connect, and connect again, until cancelled."""
+        pause = BACKOFF_S[0]
+        while True:
+            try:
+                reader, writer = await asyncio.open_unix_connection(str(self._path))
+            except OSError:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, BACKOFF_S[1])
+                continue
+            pause = BACKOFF_S[0]
+            await self._session(reader, writer)
+
+    async def _session(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection, until it breaks."""
+        # What is open now is told whole; its queued records come after it and are idempotent.
+        _write_frame(writer, encode(self._hello()))
+        flusher = asyncio.create_task(self._flush(writer))
+        try:
+            while True:
+                self._on_view(decode_view(await _read_frame(reader)))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            log.warning("the control process is away; serving its last view")
+        finally:
+            flusher.cancel()
+            with contextlib.suppress(asyncio.CancelledError, ConnectionError):
+                await flusher
+            writer.close()
+
+    async def _flush(self, writer: asyncio.StreamWriter) -> None:
+        while True:
+            await asyncio.sleep(BATCH_S)
+            if self._queue or self._dropped or self._unlocked_picks() != self._unlocked_told:
+                unlocked = self._unlocked_picks()
+                batch = Batch(
+                    records=tuple(self._queue),
+                    dropped=self._dropped,
+                    unlocked_picks=unlocked - self._unlocked_told,
+                )
+                self._queue.clear()
+                self._dropped, self._unlocked_told = 0, unlocked
+                _write_frame(writer, encode(batch))
+                await writer.drain()

@@ -1,0 +1,56 @@
+"""What an exchange asks of its driver. Values only; the driver performs them in order."""
+
+import msgspec
+
+from sidecar.exchange.records import Record
+from sidecar.routing.slots import Demand, Placement
+from sidecar.wire.ext_proc import Reply
+
+
+class Send(msgspec.Struct, frozen=True):
+    """Write one reply to Envoy."""
+
+    reply: Reply
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Pick slots now, synchronously, and hand the Placement or NoPlacement back as an event."""
+
+    demand: Demand | None
+    """None: any one instance will do"""
+
+
+class Confirm(msgspec.Struct, frozen=True):
+    """Look at the decode slot once more, and hand back the placement, with another one if it went."""
+
+    placement: Placement
+    demand: Demand
+
+
+class StartPrefill(msgspec.Struct, frozen=True, kw_only=True):
+    """POST the prefill leg; its end comes back as PrefillAnswered or PrefillFailed."""
+
+    url: str
+    headers: dict[str, str]
+    body: bytes
+    timeout_s: float
+    """for the whole answer"""
+    body_timeout_s: float | None
+    """after a 2xx status line, for the rest of the answer; None: no limit of its own"""
+
+
+class ClosePrefill(msgspec.Struct, frozen=True):
+    """Close the prefill leg if it still runs: for vLLM that is the abort."""
+
+
+class Note(msgspec.Struct, frozen=True):
+    """Tell the control process."""
+
+    record: Record
+
+
+class End(msgspec.Struct, frozen=True):
+    """End the ext_proc stream cleanly; Envoy carries on alone."""
+
+
+Effect = Send | Place | Confirm | StartPrefill | ClosePrefill | Note | End

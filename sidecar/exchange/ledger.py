@@ -1,0 +1,288 @@
+"""The ledger of open exchanges: which slots are in use, and who will release them (design §3).
+
+A worker owns both slots until its last reply; with that the decode slot passes to the access log.
+Entries of the access log can be lost while the log server is away, so Envoy reports every open stream
+again and again: one that no report names for three intervals is closed as lost, one that is named but
+unknown is adopted. Pure; `now` is monotonic seconds. Invariant: each slot's count is the number of
+entries that hold it, and every entry that is closed is closed once.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+
+import msgspec
+
+from sidecar.exchange.reasons import TABLE, Outcome, Reason
+from sidecar.exchange.records import Moved, Placed, PrefillEnded, Record, Refused, Replied
+from sidecar.routing.view import Slot
+from sidecar.wire.access_log import Entry, Trail
+
+MEMORY_S = 60.0
+"""how long the id of an ended exchange is remembered: its records may arrive after its end"""
+REPORTS_MISSED = 3
+
+
+class Open(msgspec.Struct, kw_only=True):
+    """One open exchange. Changed in place by the ledger alone."""
+
+    placed: Placed
+    since: float
+    named: float
+    """when the worker or a report last spoke of it"""
+    prefill: Slot | None
+    """held, else None"""
+    decode: Slot | None
+    is_with_log: bool = False
+    """the worker is done with it: only the access log will end it"""
+    is_adopted: bool = False
+    reason: Reason | None = None
+    client_phase: str = ""
+    prefill_s: float | None = None
+    prefill_reason: Reason | None = None
+    """why the last prefill leg failed, if it did"""
+
+
+class Closed(msgspec.Struct, frozen=True, kw_only=True):
+    """An exchange that has ended: all that metrics ask about it."""
+
+    placed: Placed | None
+    """None: refused before it was placed, or never seen"""
+    api: str
+    model: str
+    is_streaming: bool
+    outcome: Outcome
+    reason: Reason | None
+    client_phase: str = ""
+    entry: Entry | None = None
+    prefill_s: float | None = None
+
+
+class Ledger:
+    def __init__(self, report_interval_s: float) -> None:
+        self._patience_s = REPORTS_MISSED * report_interval_s
+        self._open: dict[str, Open] = {}
+        self._ended: dict[str, float] = {}
+        self._refused: dict[str, tuple[Refused, float]] = {}
+        self.in_flight: Counter[tuple[str, Slot]] = Counter()
+        """(role, slot) -> exchanges that hold it now"""
+
+    def __repr__(self) -> str:
+        return f"<Ledger open={len(self._open)} ended={len(self._ended)}>"
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __iter__(self) -> Iterator[Open]:
+        return iter(self._open.values())
+
+    def find(self, exchange: str) -> Open | None:
+        return self._open.get(exchange)
+
+    def busy_addresses(self) -> set[str]:
+        """Addresses of the instances that some open exchange still uses."""
+        return {slot.address for (_, slot), n in self.in_flight.items() if n > 0}
+
+    # --- what the workers say -----------------------------------------------------------------
+
+    def note(self, record: Record, now: float) -> None:
+        """Take one worker record."""
+        if isinstance(record, Placed):
+            self._placed(record, now)
+        elif isinstance(record, Refused):
+            if record.exchange not in self._ended:
+                self._refused[record.exchange] = (record, now)
+        elif (entry := self._open.get(record.exchange)) is not None:
+            self._progress(entry, record, now)
+
+    def _placed(self, record: Placed, now: float) -> None:
+        if record.exchange in self._ended:
+            return  # its end overtook it
+        before = self._open.pop(record.exchange, None)
+        if before is not None:
+            self._release(before)
+        entry = Open(
+            placed=record, since=now, named=now, prefill=record.prefill, decode=record.decode
+        )
+        self._hold("prefill", record.prefill, 1)
+        self._hold("decode", record.decode, 1)
+        self._open[record.exchange] = entry
+
+    def _progress(self, entry: Open, record: PrefillEnded | Moved | Replied, now: float) -> None:
+        entry.named = now
+        if isinstance(record, PrefillEnded):
+            entry.prefill_s, entry.prefill_reason = record.seconds, record.reason
+            # An aggregated exchange holds its prefill slot until the answer's end.
+            if entry.placed.mode is not None:
+                self._hold("prefill", entry.prefill, -1)
+                entry.prefill = None
+        elif isinstance(record, Moved):
+            self._hold("decode", entry.decode, -1)
+            entry.decode = record.decode
+            self._hold("decode", entry.decode, 1)
+        else:
+            entry.is_with_log = True
+            entry.reason, entry.client_phase = record.reason, record.phase
+            if not record.is_handed_over:
+                self._release(entry)
+
+    def worker_lost(self, worker: int, now: float) -> None:
+        """A worker died: Envoy answers what it held, and the access log will tell."""
+        for entry in self._open.values():
+            if entry.placed.worker == worker and not entry.is_with_log:
+                entry.is_with_log, entry.named = True, now
+                self._hold("prefill", entry.prefill, -1)
+                entry.prefill = None
+
+    # --- what the access log says ---------------------------------------------------------------
+
+    def report(self, log: Entry, now: float) -> Closed | None:
+        """Take one access log entry; returns the exchange if it is over."""
+        if not log.exchange:
+            return None
+        if log.is_end:
+            return self._end(log, now)
+        entry = self._open.get(log.exchange)
+        if entry is not None:
+            entry.named = now
+        elif log.trail is not None and log.exchange not in self._ended:
+            self._adopt(log.exchange, log.trail, log.upstream, now)
+        return None
+
+    def _adopt(self, exchange: str, trail: Trail, upstream: str, now: float) -> None:
+        """Named but unknown: we were restarted. Prefill is over, or we would have been asked."""
+        is_whole = trail.decode is None
+        placed = Placed(
+            exchange=exchange,
+            worker=trail.worker,
+            api=trail.api,
+            model=trail.model,
+            is_streaming=trail.is_streaming,
+            mode=trail.mode,
+            prefill=trail.prefill,
+            decode=trail.decode,
+        )
+        entry = Open(
+            placed=placed,
+            since=now,
+            named=now,
+            prefill=trail.prefill if is_whole else None,
+            decode=trail.decode,
+            is_with_log=True,
+            is_adopted=True,
+        )
+        self._hold("prefill", entry.prefill, 1)
+        self._hold("decode", entry.decode, 1)
+        self._open[exchange] = entry
+
+    def _end(self, log: Entry, now: float) -> Closed | None:
+        if log.exchange in self._ended:
+            return None
+        self._ended[log.exchange] = now
+        entry = self._open.pop(log.exchange, None)
+        refused = self._refused.pop(log.exchange, None)
+        if entry is not None:
+            self._release(entry)
+            ended = closed(entry.placed, entry.reason, entry.client_phase, log)
+            return msgspec.structs.replace(ended, prefill_s=entry.prefill_s)
+        if refused is not None:
+            record = refused[0]
+            return Closed(
+                placed=None,
+                api=record.api,
+                model=record.model,
+                is_streaming=record.is_streaming,
+                outcome=outcome_of(record.reason, log),
+                reason=record.reason,
+                entry=log,
+            )
+        return closed(None, _reason(log.reply), "", log)
+
+    # --- time -----------------------------------------------------------------------------------
+
+    def sweep(self, now: float) -> list[Closed]:
+        """Close what no report has named for three intervals; forget what ended long ago."""
+        lost = [
+            key
+            for key, entry in self._open.items()
+            if entry.is_with_log and now - entry.named > self._patience_s
+        ]
+        self._forget(now)
+        return [self._lose(key, now) for key in lost]
+
+    def envoy_gone(self, now: float) -> list[Closed]:
+        """Envoy died: all its exchanges (one Envoy for each sidecar) are over."""
+        return [self._lose(key, now) for key in list(self._open)]
+
+    def _lose(self, key: str, now: float) -> Closed:
+        entry = self._open.pop(key)
+        self._release(entry)
+        self._ended[key] = now
+        placed = entry.placed
+        return Closed(
+            placed=placed,
+            api=placed.api,
+            model=placed.model,
+            is_streaming=placed.is_streaming,
+            outcome=Outcome.LOST,
+            reason=entry.reason,
+        )
+
+    def _forget(self, now: float) -> None:
+        """Both tables are in order of time, so the old ones are at their front."""
+        for key in list(_older(self._ended, now)):
+            del self._ended[key]
+        for key in [k for k, (_, at) in self._refused.items() if now - at > MEMORY_S]:
+            del self._refused[key]
+
+    # --- slots ----------------------------------------------------------------------------------
+
+    def _release(self, entry: Open) -> None:
+        self._hold("prefill", entry.prefill, -1)
+        self._hold("decode", entry.decode, -1)
+        entry.prefill = entry.decode = None
+
+    def _hold(self, role: str, slot: Slot | None, change: int) -> None:
+        if slot is None:
+            return
+        key = (role, slot)
+        self.in_flight[key] += change
+        if self.in_flight[key] <= 0:
+            del self.in_flight[key]
+
+
+def _older(times: dict[str, float], now: float) -> Iterator[str]:
+    for key, at in times.items():
+        if now - at <= MEMORY_S:
+            return
+        yield key
+
+
+def _reason(reply: str) -> Reason | None:
+    return Reason(reply) if reply in Reason.__members__.values() else None
+
+
+def closed(placed: Placed | None, reason: Reason | None, phase: str, log: Entry) -> Closed:
+    trail = log.trail
+    return Closed(
+        placed=placed,
+        api=placed.api if placed else trail.api if trail else "other",
+        model=placed.model if placed else trail.model if trail else "",
+        is_streaming=placed.is_streaming if placed else bool(trail and trail.is_streaming),
+        outcome=outcome_of(reason, log),
+        reason=reason,
+        client_phase=phase,
+        entry=log,
+    )
+
+
+def outcome_of(reason: Reason | None, log: Entry) -> Outcome:
+    """How the client saw it end: the sidecar's own reason first, then Envoy's flags and status."""
+    if reason is not None:
+        return TABLE[reason].outcome
+    if "DC" in log.flags:
+        return Outcome.CANCELLED
+    if log.flags & {"SI", "DT"} or ("UT" in log.flags and log.status == 200):
+        return Outcome.STALLED
+    if log.flags & {"UH", "UF", "UC", "UT", "UR", "UO", "URX", "UPE", "LR"} or log.status >= 500:
+        return Outcome.DECODE_FAILED
+    return Outcome.CLIENT_ERROR if log.status >= 400 else Outcome.OK

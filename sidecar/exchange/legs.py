@@ -1,0 +1,127 @@
+"""The two legs of an exchange as HTTP: URLs, headers and bodies, from the placement and the request.
+
+Pure building; `machine` decides when each is sent.
+"""
+
+import msgspec
+
+from sidecar.exchange.effects import StartPrefill
+from sidecar.exchange.situation import Limits
+from sidecar.routing.instance import TransferMode
+from sidecar.routing.slots import Placement, Target
+from sidecar.wire import kv_transfer
+from sidecar.wire.ext_proc import DESTINATION, BodyReply
+from sidecar.wire.openai import SUFFIX, Api, Fields, join
+
+_NOT_FORWARDED = frozenset(
+    (
+        "host",
+        "content-length",
+        "content-type",
+        "transfer-encoding",
+        "connection",
+        "keep-alive",
+        "te",
+    )
+    + ("upgrade", "expect", "accept-encoding", "x-request-id", "proxy-connection", "trailer")
+)
+"""Hop-by-hop, or set anew for the prefill leg."""
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """The client's request, parsed."""
+
+    exchange: str
+    api: Api
+    headers: dict[str, str]
+    fields: Fields
+    model: str
+    is_streaming: bool
+    body_bytes: int
+
+
+def prefill_leg(
+    request: Request, placement: Placement, pair: kv_transfer.Pair, limits: Limits, timeout_s: float
+) -> StartPrefill:
+    """The prefill leg: same API as the client's, one token, whole (protocol c)."""
+    target = placement.prefill
+    assert target is not None
+    headers = {
+        k: v
+        for k, v in request.headers.items()
+        if k[0] != ":" and k not in _NOT_FORWARDED and not k.startswith("x-envoy-") and v.isascii()
+    }
+    headers["content-type"] = "application/json"
+    headers["x-request-id"] = kv_transfer.request_id(pair, request.exchange)
+    headers |= _rank(target) | _authorization(limits)
+    is_write = placement.mode is TransferMode.WRITE
+    return StartPrefill(
+        url=target.member.instance.base_url + SUFFIX[request.api],
+        headers=headers,
+        body=kv_transfer.prefill_body(request.fields, request.api, pair, placement.mode),
+        timeout_s=timeout_s,
+        body_timeout_s=limits.hold_body_timeout_s if is_write else None,
+    )
+
+
+def decode_leg(
+    request: Request,
+    placement: Placement,
+    pair: kv_transfer.Pair,
+    limits: Limits,
+    handed_over: Fields | None,
+    metadata: dict[str, str],
+) -> BodyReply:
+    """The decode leg, for Envoy to send. `handed_over`: what prefill returned (READ), else None."""
+    target = placement.decode
+    assert target is not None
+    if placement.mode is TransferMode.WRITE:
+        body = kv_transfer.decode_body_write(request.fields, pair)
+    else:
+        body = kv_transfer.decode_body_read(request.fields, pair, handed_over or {})
+    request_id = kv_transfer.request_id(pair, request.exchange)
+    return _to_instance(request, target, body, limits, metadata, request_id)
+
+
+def aggregated_leg(
+    request: Request, target: Target, limits: Limits, metadata: dict[str, str]
+) -> BodyReply:
+    """The whole request to one instance, without KV transfer."""
+    return _to_instance(request, target, join(request.fields), limits, metadata, request.exchange)
+
+
+def _to_instance(
+    request: Request,
+    target: Target,
+    body: bytes,
+    limits: Limits,
+    metadata: dict[str, str],
+    request_id: str,
+) -> BodyReply:
+    headers = destination(target, "/v1" + SUFFIX[request.api])
+    headers["x-request-id"] = request_id
+    headers |= _rank(target) | _authorization(limits)
+    if request.is_streaming:
+        headers["x-pd-answer"] = "stream"  # reaches the route with a stream's time limits
+    return BodyReply(
+        body=body, set_headers=headers, metadata=metadata, clears_route=request.is_streaming
+    )
+
+
+def destination(target: Target, path: str) -> dict[str, str]:
+    """The headers that make Envoy send a request to this instance, at this path."""
+    return {
+        DESTINATION: target.member.endpoint,
+        ":path": path,
+        ":authority": target.member.instance.address,
+    }
+
+
+def _rank(target: Target) -> dict[str, str]:
+    rank = target.rank_header
+    return {} if rank is None else {"x-data-parallel-rank": rank}
+
+
+def _authorization(limits: Limits) -> dict[str, str]:
+    key = limits.engine_api_key
+    return {} if key is None else {"authorization": f"Bearer {key}"}

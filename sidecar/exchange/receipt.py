@@ -1,0 +1,40 @@
+"""What a placement leaves behind it: the route receipt for the client, the trail for the access log."""
+
+from sidecar.exchange.records import Placed
+from sidecar.routing.slots import Placement, Target
+from sidecar.wire.access_log import Trail, encode_trail
+
+_CLIENT_ID_MAX = 128
+
+
+def client_id(value: str) -> str:
+    """The client's own request id if it is at most 128 visible ASCII characters, else nothing."""
+    is_fine = 0 < len(value) <= _CLIENT_ID_MAX and all("!" <= c <= "~" for c in value)
+    return value if is_fine else ""
+
+
+def receipt(placement: Placement | None, record: Placed, shows_addresses: bool) -> dict[str, str]:
+    """`prefill` and `decode` metadata, `name#rank`: the routes make response headers of them."""
+    if placement is None:
+        return {}
+    ends = {"prefill": placement.prefill, "decode": placement.decode if record.decode else None}
+    return {k: _label(target, shows_addresses) for k, target in ends.items() if target is not None}
+
+
+def _label(target: Target, shows_addresses: bool) -> str:
+    member = target.member
+    return f"{member.instance.address if shows_addresses else member.name}#{target.dp_rank}"
+
+
+def trail(record: Placed) -> str:
+    return encode_trail(
+        Trail(
+            worker=record.worker,
+            api=record.api,
+            model=record.model[:128],
+            is_streaming=record.is_streaming,
+            mode=record.mode,
+            prefill=record.prefill,
+            decode=record.decode,
+        )
+    )

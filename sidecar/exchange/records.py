@@ -1,0 +1,110 @@
+"""What a worker tells the control process of an exchange, and the control process a worker of the pool.
+
+Compact frozen values for one hop between our own processes (MessagePack, same version on both ends).
+"""
+
+import msgspec
+
+from sidecar.exchange.reasons import Reason
+from sidecar.routing.instance import TransferMode
+from sidecar.routing.view import Slot, View
+
+
+class Placed(msgspec.Struct, frozen=True, kw_only=True, tag="placed"):
+    """The slots are taken. A second one of the same exchange (a retry) replaces the first."""
+
+    exchange: str
+    worker: int
+    api: str
+    model: str
+    is_streaming: bool
+    mode: TransferMode | None
+    """None: aggregated, or a single-instance path"""
+    prefill: Slot | None
+    decode: Slot | None
+    prompt_bytes: int = 0
+    placement_s: float = 0.0
+
+
+class PrefillEnded(msgspec.Struct, frozen=True, kw_only=True, tag="prefill"):
+    """The prefill slot is free again."""
+
+    exchange: str
+    seconds: float | None
+    """None: the leg was closed before it answered"""
+    reason: Reason | None
+    """None: prefill answered 200, or the leg was closed"""
+
+
+class Moved(msgspec.Struct, frozen=True, kw_only=True, tag="moved"):
+    """The decode slot was given up for another one: its instance went while prefill ran."""
+
+    exchange: str
+    decode: Slot
+
+
+class Replied(msgspec.Struct, frozen=True, kw_only=True, tag="replied"):
+    """The worker's last reply is written.
+
+    With `is_handed_over` the decode slot passes to the access log, else the worker has released it.
+    """
+
+    exchange: str
+    is_handed_over: bool
+    reason: Reason | None = None
+    """why the worker itself answered the client"""
+    phase: str = ""
+    """where the client left: upload, prefill, decode (only when it did)"""
+    gap_s: float | None = None
+    """from prefill's answer to the reply that dispatches decode"""
+    overhead_s: float | None = None
+    """all sidecar time but waiting for prefill"""
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+    """Answered before anything was placed."""
+
+    exchange: str
+    api: str
+    model: str
+    is_streaming: bool
+    reason: Reason
+
+
+Record = Placed | PrefillEnded | Moved | Replied | Refused
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
+    """A worker's first frame on a new link: who it is and what it holds open."""
+
+    worker: int
+    pid: int
+    open: tuple[Placed, ...] = ()
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True, tag="batch"):
+    """The records of at most 50 ms, in order."""
+
+    records: tuple[Record, ...]
+    dropped: int = 0
+    """records lost while the control process was away, beyond the bounded queue"""
+    unlocked_picks: int = 0
+    """picks made without the cursors' lock (it was held for over 50 ms)"""
+
+
+FromWorker = Hello | Batch
+
+_from_worker = msgspec.msgpack.Decoder(FromWorker)
+_view = msgspec.msgpack.Decoder(View)
+
+
+def encode(message: FromWorker | View) -> bytes:
+    return msgspec.msgpack.encode(message)
+
+
+def decode_from_worker(data: bytes) -> FromWorker:
+    return _from_worker.decode(data)
+
+
+def decode_view(data: bytes) -> View:
+    return _view.decode(data)

@@ -1,0 +1,90 @@
+"""What a person sees in the terminal: the banner of `up` and the table of `status`."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from sidecar.app.settings import host_port
+from sidecar.app.up import Up, fetch_json
+
+MODEL = "MODEL"
+
+_BANNER = """
+pd-sidecar is ready
+  OpenAI API      {url}/v1
+  engines         register at {registration} ({engines})
+  metrics         http://{observe}/metrics and /envoy/metrics
+  status          pd-sidecar status --admin {admin}
+  logs            {run_dir}
+
+Try it:
+  curl -N {url}/v1/chat/completions -H 'content-type: application/json' \\
+    -d '{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Hello"}}]}}'
+
+  from openai import OpenAI
+  client = OpenAI(base_url="{url}/v1", api_key="none")
+  for chunk in client.chat.completions.create(
+      model="{model}", stream=True, messages=[{{"role": "user", "content": "Hello"}}]
+  ):
+      print(chunk.choices[0].delta.content or "", end="")
+
+Ctrl-C drains and stops everything; a second one ends at once.
+"""
+
+
+def url_of(up: Up) -> str:
+    """Where a client on this machine reaches the edge."""
+    host, port = host_port(up.config.edge.listen)
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def banner(up: Up) -> str:
+    """Shown once everything serves."""
+    config = up.config
+    instances = fetch_json(config.admin.listen, "/instances") or []
+    counts = {r: sum(one["role"] == r for one in instances) for r in ("prefill", "decode")}
+    models = sorted({name for one in instances for name in one["models"]})
+    known = ", ".join(f"{n} {role}" for role, n in counts.items())
+    return _BANNER.format(
+        url=url_of(up),
+        registration=config.registration.listen,
+        engines=known if instances else "none yet",
+        observe=config.observe.listen.replace("0.0.0.0", "127.0.0.1"),
+        admin=config.admin.listen,
+        run_dir=up.run_dir.path,
+        model=models[0] if models else MODEL,
+    )
+
+
+def status_table(found: dict[str, Any]) -> None:
+    """One row a slot; instances of one rank have one row."""
+    console = Console()
+    ready = "ready" if not found["not_ready"] else f"not ready: {found['not_ready']}"
+    envoys = ", ".join(one["node_id"] for one in found["envoys"]) or "none"
+    console.print(f"pd-sidecar {found['version']}: {ready}", highlight=False)
+    console.print(
+        f"workers {found['workers']}   Envoy {envoys}   in flight {found['in_flight']}",
+        highlight=False,
+    )
+    console.print(slot_table(found["instances"]))
+    outcomes = ", ".join(f"{k} {v}" for k, v in sorted(found["outcomes"].items())) or "none yet"
+    console.print(f"ended requests: {outcomes}", highlight=False)
+
+
+def slot_table(instances: list[dict[str, Any]]) -> Table:
+    table = Table()
+    for column in ("name", "role", "address", "state", "mode", "vLLM", "beat age"):
+        table.add_column(column, no_wrap=True)
+    for column in ("rank", "in flight", "placed"):
+        table.add_column(column, justify="right")
+    for one in instances:
+        age = one["heartbeat_age_s"]
+        state = one["state"] if one["is_placeable"] or one["state"] != "ready" else "ready, no ACK"
+        head = [one["name"], one["role"], one["address"], state, one["transfer_mode"]]
+        head += [one["version"] or "?", "static" if age is None else f"{age:.1f} s"]
+        for i, rank in enumerate(one["ranks"]):
+            numbers = [str(rank[key]) for key in ("dp_rank", "in_flight", "placed")]
+            table.add_row(*(head if i == 0 else [""] * len(head)), *numbers)
+    return table

@@ -1,0 +1,150 @@
+"""The metric families of design §8 that the sidecar feeds, as one typed structure.
+
+Labels come from closed or capped sets only. Series of an instance vanish with it. What is a count of
+something alive now (in-flight, instances) is read at scrape time, never kept twice.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+MODELS_MAX = 100
+
+# A request lives from some ms (a short whole answer) to an hour (a long stream).
+DURATIONS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
+# Time to first token: 1 ms (a fake engine) to 10 min (a queue at its limit).
+FIRST_TOKEN_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 600)
+# The sidecar's own time: 100 us is good, 50 ms is the cursors' lock running into its limit.
+OVERHEAD_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
+PLACEMENT_S = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1)
+
+Sample = tuple[tuple[str, ...], float]
+"""label values, value"""
+
+
+Read = Callable[[], Iterable[Sample]]
+_Kind = type[GaugeMetricFamily] | type[CounterMetricFamily]
+
+
+class Live(Collector):
+    """Families whose values are asked for at scrape time."""
+
+    def __init__(self) -> None:
+        self._families: list[tuple[_Kind, str, str, tuple[str, ...], Read]] = []
+
+    def add(self, name: str, text: str, labels: tuple[str, ...], read: Read) -> None:
+        self._families.append((GaugeMetricFamily, name, text, labels, read))
+
+    def add_counter(self, name: str, text: str, labels: tuple[str, ...], read: Read) -> None:
+        self._families.append((CounterMetricFamily, name, text, labels, read))
+
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        for kind, name, text, labels, read in self._families:
+            family = kind(name, text, labels=labels)
+            for values, number in read():
+                family.add_metric(list(values), number)
+            yield family
+
+
+class Metrics:
+    """All families; `registry` is passed in, so that tests have one each."""
+
+    def __init__(self, registry: CollectorRegistry, version: str) -> None:
+        self.live = Live()
+        registry.register(self.live)
+        self.live.add(
+            "pd_sidecar_build_info", "The running version.", ("version",), lambda: [((version,), 1)]
+        )
+        self._models: set[str] = set()
+        self._per_instance: list[Counter | Histogram] = []
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"pd_sidecar_{name}", text, labels, registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            return Histogram(f"pd_sidecar_{name}", text, labels, buckets=buckets, registry=registry)
+
+        self.requests = counter("requests", "Ended requests.", "model_name", "api", "outcome")
+        self.refusals = counter("refusals", "Requests the sidecar answered itself.", "reason")
+        self.request_duration = histogram(
+            "request_duration_seconds",
+            "From the request's first byte to the answer's last.",
+            DURATIONS_S,
+            "model_name",
+            "streaming",
+        )
+        self.first_token = histogram(
+            "time_to_first_token_seconds",
+            "From the request's first byte to the first byte of the answer's body.",
+            FIRST_TOKEN_S,
+            "model_name",
+            "streaming",
+        )
+        self.placement = histogram("placement_seconds", "The pick of the slots.", PLACEMENT_S)
+        self.overhead = histogram(
+            "routing_overhead_seconds",
+            "All time of the sidecar in a request but waiting for prefill.",
+            OVERHEAD_S,
+        )
+        slot = ("instance", "dp_rank")
+        self.prefill_duration = histogram(
+            "prefill_duration_seconds",
+            "The prefill leg, to its whole answer.",
+            FIRST_TOKEN_S,
+            *slot,
+        )
+        self.gap = histogram(
+            "prefill_to_decode_gap_seconds",
+            "READ: from prefill's answer to the dispatch of decode.",
+            OVERHEAD_S,
+            *slot,
+        )
+        self.decode_duration = histogram(
+            "decode_duration_seconds",
+            "From the end of prefill (READ) or the placement (WRITE) to the answer's end.",
+            DURATIONS_S,
+            *slot,
+        )
+        self.placements = counter("placements", "Requests placed.", "role", *slot)
+        self.heartbeats = counter("heartbeats", "Heartbeats heard.")
+        self.heartbeats_rejected = counter(
+            "heartbeats_rejected", "Registration frames dropped.", "reason"
+        )
+        self.prefill_retries = counter(
+            "prefill_retries", "Prefill legs tried on another slot.", "instance", "reason"
+        )
+        self.recomputed = counter(
+            "recomputed_requests", "Served whole because prefill handed over no KV.", "instance"
+        )
+        self.cancellations = counter("cancellations", "Clients that left.", "phase")
+        self.lost = counter("lost_exchanges", "Exchanges closed without an end entry.")
+        self.records_dropped = counter(
+            "records_dropped", "Records of workers lost while control was away."
+        )
+        self.unlocked_picks = counter(
+            "unlocked_picks", "Picks made without the cursors' lock (held for over 50 ms)."
+        )
+        self._per_instance = [
+            self.prefill_duration,
+            self.gap,
+            self.decode_duration,
+            self.placements,
+            self.prefill_retries,
+            self.recomputed,
+        ]
+
+    def model(self, name: str) -> str:
+        """`name` as a label: after 100 different ones, `other`."""
+        if name in self._models:
+            return name
+        if len(self._models) >= MODELS_MAX:
+            return "other"
+        self._models.add(name)
+        return name
+
+    def forget_instance(self, address: str) -> None:
+        """Drop every series that names the instance."""
+        for family in self._per_instance:
+            family.remove_by_labels({"instance": address})

@@ -1,0 +1,127 @@
+"""Envoy's access log entries (ALS v3) to values, and the `pd.rec` metadata that comes back in them.
+
+Source: envoy/service/accesslog/v3/als.proto, envoy/data/accesslog/v3/accesslog.proto.
+"""
+
+import msgspec
+from envoy.data.accesslog.v3 import accesslog_pb2
+from envoy.service.accesslog.v3 import als_pb2
+
+from sidecar.routing.instance import TransferMode
+from sidecar.routing.view import Slot
+from sidecar.wire.names import join_address
+
+_TYPE = accesslog_pb2
+_FLAGS = {
+    "failed_local_healthcheck": "LH",
+    "no_healthy_upstream": "UH",
+    "upstream_request_timeout": "UT",
+    "local_reset": "LR",
+    "upstream_remote_reset": "UR",
+    "upstream_connection_failure": "UF",
+    "upstream_connection_termination": "UC",
+    "upstream_overflow": "UO",
+    "no_route_found": "NR",
+    "rate_limited": "RL",
+    "downstream_connection_termination": "DC",
+    "upstream_retry_limit_exceeded": "URX",
+    "stream_idle_timeout": "SI",
+    "downstream_protocol_error": "DPE",
+    "upstream_max_stream_duration_reached": "UMSDR",
+    "no_filter_config_found": "NFCF",
+    "duration_timeout": "DT",
+    "upstream_protocol_error": "UPE",
+    "no_cluster_found": "NC",
+    "overload_manager": "OM",
+    "response_from_cache_filter": "RFCF",
+    "invalid_envoy_request_headers": "IH",
+    "delay_injected": "DI",
+    "fault_injected": "FI",
+    "dns_resolution_failure": "DF",
+    "drop_overload": "DO",
+}
+"""Fields of `ResponseFlags`, by Envoy's own short names."""
+
+
+class Trail(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """What the body step leaves in `pd.rec`, enough to adopt an exchange nobody remembers."""
+
+    worker: int
+    api: str
+    model: str
+    is_streaming: bool
+    mode: TransferMode | None
+    prefill: Slot | None
+    decode: Slot | None
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One access log entry of the edge."""
+
+    exchange: str
+    """empty: the request never reached the sidecar"""
+    is_end: bool
+    """False: a report of a stream that is still open"""
+    status: int
+    """0: the client left before any answer"""
+    flags: frozenset[str]
+    """Envoy's short response flags"""
+    upstream: str
+    """`ip:port` that served; empty: none"""
+    trail: Trail | None
+    reply: str
+    """the reason, when the sidecar itself answered"""
+    total_s: float | None
+    first_byte_s: float | None
+    """from the request's first byte to the first byte of the answer's body"""
+    bytes_sent: int
+
+
+_trail = msgspec.json.Decoder(Trail)
+
+
+def encode_trail(trail: Trail) -> str:
+    return msgspec.json.encode(trail).decode()
+
+
+def decode_trail(text: str) -> Trail | None:
+    """None for nothing or for what is not a trail (another version's, or a bug): never an error."""
+    try:
+        return _trail.decode(text) if text else None
+    except msgspec.MsgspecError:
+        return None
+
+
+def decode(data: bytes) -> list[Entry]:
+    """One StreamAccessLogsMessage."""
+    message = als_pb2.StreamAccessLogsMessage.FromString(data)
+    return [_entry(e) for e in message.http_logs.log_entry]
+
+
+def _entry(entry: accesslog_pb2.HTTPAccessLogEntry) -> Entry:
+    common = entry.common_properties
+    tags = {k: "" if v == "-" else v for k, v in common.custom_tags.items()}
+    socket = common.upstream_remote_address.socket_address
+    return Entry(
+        exchange=tags.get("ex", ""),
+        is_end=common.access_log_type in (_TYPE.NotSet, _TYPE.DownstreamEnd),
+        status=entry.response.response_code.value,
+        flags=_flags(common.response_flags),
+        upstream=join_address(socket.address, socket.port_value) if socket.address else "",
+        trail=decode_trail(tags.get("rec", "")),
+        reply=tags.get("reply", ""),
+        total_s=_seconds(tags.get("total_us", "")),
+        first_byte_s=_seconds(tags.get("ttfb_us", "")),
+        bytes_sent=entry.response.response_body_bytes,
+    )
+
+
+def _flags(flags: accesslog_pb2.ResponseFlags) -> frozenset[str]:
+    set_fields = (field.name for field, value in flags.ListFields())
+    return frozenset(
+        _FLAGS.get(name, "UAEX" if name == "unauthorized_details" else name) for name in set_fields
+    )
+
+
+def _seconds(microseconds: str) -> float | None:
+    return int(microseconds) / 1e6 if microseconds.isdigit() else None
