@@ -16,7 +16,7 @@ import zmq.asyncio
 from sidecar.errors import HeartbeatError, StartError
 from sidecar.routing.instance import Instance
 from sidecar.wire.heartbeat import REASONS, host_differs, parse_heartbeat
-from sidecar.wire.names import as_ip
+from sidecar.wire.names import as_ip, parse_port
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +83,7 @@ class HeartbeatListener:
 
     def bind(self) -> None:
         """Take the port. Raises StartError that names the address."""
+        _check_port(self._listen)
         context = zmq.asyncio.Context()
         socket = context.socket(zmq.ROUTER)
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
@@ -195,6 +196,16 @@ def _sender_of(frames: Sequence[zmq.Frame]) -> str:
         return ""
     ip = as_ip(text.partition("%")[0])
     return str(ip) if ip is not None else ""
+
+
+def _check_port(listen: str) -> None:
+    """libzmq takes a port modulo 65536 and binds another than was asked for."""
+    port = listen.rpartition(":")[2]
+    if listen.startswith("tcp://") and port not in ("0", "*"):
+        try:
+            parse_port(port)
+        except ValueError as fault:
+            raise StartError(f"cannot listen for engines at {listen}: {fault}") from fault
 
 
 def _networks(allow: Sequence[str]) -> tuple[IPv4Network | IPv6Network, ...]:

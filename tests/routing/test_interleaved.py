@@ -198,7 +198,6 @@ def test_an_excluded_slot_is_never_handed_out(
     group = candidates.groups(None)[0]
     open_prefill = {t.slot for t in group.prefill.targets} - excluded
     open_decode = {t.slot for t in group.lanes[0].decode.targets} - excluded
-    from sidecar.routing.policies import pick
 
     for _ in range(2 * len(group.prefill)):
         result = pick(candidates, Demand(excluded=excluded), cursors)

@@ -49,7 +49,7 @@ def test_the_reason_names_the_role_that_lacks(members: list, reason: str) -> Non
         (prefill(0), decode(1, models=("b",)), True),
     ],
 )
-def test_a_pair_needs_one_mode_one_model_and_dividing_tp(a, b, fits: bool) -> None:  # noqa: ANN001
+def test_a_pair_needs_one_mode_one_model_and_dividing_tp(a, b, fits: bool) -> None:
     assert compatible(a, b) is fits
     assert compatible(b, a) is fits
 
