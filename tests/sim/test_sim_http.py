@@ -234,7 +234,7 @@ async def test_idle_connections_are_closed_after_five_seconds(lab) -> None:
 
 
 async def test_each_token_is_its_own_write(lab) -> None:
-    engine = lab.start("prefill", tokens_per_s=100)
+    engine = lab.start("prefill", tokens_per_s=8)
     host, port = engine.ready["http"].split(":")
     body = json.dumps({"prompt": "a", "stream": True, "max_tokens": 4}).encode()
     head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
