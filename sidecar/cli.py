@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 import yaml
@@ -23,22 +23,22 @@ app = typer.Typer(
 )
 
 ConfigOption = Annotated[
-    Optional[Path], typer.Option("--config", "-c", help="Configuration file (YAML).")
+    Path | None, typer.Option("--config", "-c", help="Configuration file (YAML).")
 ]
-ListenOption = Annotated[Optional[str], typer.Option("--listen", help="ip:port of the HTTP edge.")]
+ListenOption = Annotated[str | None, typer.Option("--listen", help="ip:port of the HTTP edge.")]
 RegistrationOption = Annotated[
-    Optional[str], typer.Option("--registration", help="tcp://ip:port where engines register.")
+    str | None, typer.Option("--registration", help="tcp://ip:port where engines register.")
 ]
 ObserveOption = Annotated[
-    Optional[str], typer.Option("--observe", help="ip:port of metrics and health.")
+    str | None, typer.Option("--observe", help="ip:port of metrics and health.")
 ]
-AdminOption = Annotated[Optional[str], typer.Option("--admin", help="ip:port of the admin API.")]
+AdminOption = Annotated[str | None, typer.Option("--admin", help="ip:port of the admin API.")]
 EnvoyAdminOption = Annotated[
-    Optional[str], typer.Option("--envoy-admin", help="ip:port of Envoy's admin.")
+    str | None, typer.Option("--envoy-admin", help="ip:port of Envoy's admin.")
 ]
-RunDirOption = Annotated[Optional[Path], typer.Option("--run-dir", help="Sockets, lock and state.")]
+RunDirOption = Annotated[Path | None, typer.Option("--run-dir", help="Sockets, lock and state.")]
 WorkersOption = Annotated[
-    Optional[int], typer.Option("--workers", help="Worker processes; 0: one per core, at most 8.")
+    int | None, typer.Option("--workers", help="Worker processes; 0: one per core, at most 8.")
 ]
 
 
@@ -77,7 +77,7 @@ def _flags(
 def up(
     config: ConfigOption = None,
     sim: Annotated[
-        Optional[str],
+        str | None,
         typer.Option("--sim", help="Also start simulated engines: 2P2D, 2Px8+2Dx8."),
     ] = None,
     mode: Annotated[str, typer.Option("--mode", help="Of the simulated engines: READ, WRITE.")] = (

@@ -1,7 +1,7 @@
 """The configuration: one YAML file, overridden by the environment, overridden by flags (design §2).
 
-Every key is also `PD_SIDECAR__SECTION__KEY` in the environment. Validated once and whole: `load` reports
-every fault at once, each with its key. The environment and the file's text are arguments.
+Every key is also `PD_SIDECAR__SECTION__KEY` in the environment. Validated once and whole: `load`
+reports every fault at once, each with its key. The environment and the file's text are arguments.
 """
 
 import types
@@ -16,18 +16,18 @@ from sidecar.errors import ConfigError
 ENVIRONMENT_PREFIX = "PD_SIDECAR__"
 
 
-class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _Section(msgspec.Struct, frozen=True, kw_only=True):
     """A group of keys."""
 
 
-class Edge(_Section):
+class Edge(_Section, frozen=True, kw_only=True):
     listen: str = "0.0.0.0:10001"
     """`ip:port` of the HTTP edge (Envoy)"""
     access_log_path: str | None = None
     """Envoy also writes one JSON line a request to this file; null: it does not"""
 
 
-class Registration(_Section):
+class Registration(_Section, frozen=True, kw_only=True):
     listen: str = "tcp://0.0.0.0:36367"
     """where engines send their heartbeats (ZMQ ROUTER)"""
     ttl_s: float = 12.0
@@ -36,17 +36,17 @@ class Registration(_Section):
     """networks that may register (`10.0.0.0/8`); empty: any"""
 
 
-class Observe(_Section):
+class Observe(_Section, frozen=True, kw_only=True):
     listen: str = "0.0.0.0:9902"
     """read-only: /metrics, /healthz, /readyz, /envoy/metrics"""
 
 
-class Admin(_Section):
+class Admin(_Section, frozen=True, kw_only=True):
     listen: str = "127.0.0.1:9900"
     """/instances, /exchanges, /config, /drain"""
 
 
-class Envoy(_Section):
+class Envoy(_Section, frozen=True, kw_only=True):
     path: str | None = None
     """the Envoy binary; null: from PATH, or beside the Python interpreter"""
     admin_listen: str = "127.0.0.1:9901"
@@ -54,19 +54,19 @@ class Envoy(_Section):
     """Envoy's worker threads; 0: one per usable core"""
 
 
-class Probe(_Section):
+class Probe(_Section, frozen=True, kw_only=True):
     interval_s: float = 2.0
     timeout_s: float = 1.0
 
 
-class Prefill(_Section):
+class Prefill(_Section, frozen=True, kw_only=True):
     timeout_s: float = 600.0
     """the whole prefill phase, attempts included; at most 3600"""
     attempts: int = 2
     """READ only: tries on different slots; 1: no retry"""
 
 
-class Decode(_Section):
+class Decode(_Section, frozen=True, kw_only=True):
     headers_timeout_s: float = 600.0
     """streamed: until the response headers"""
     idle_timeout_s: float = 600.0
@@ -75,24 +75,24 @@ class Decode(_Section):
     """not streamed: until the answer is whole"""
 
 
-class Request(_Section):
+class Request(_Section, frozen=True, kw_only=True):
     upload_timeout_s: float = 60.0
     """for the client to send its whole request"""
 
 
-class Drain(_Section):
+class Drain(_Section, frozen=True, kw_only=True):
     notice_s: float = 0.0
     """not ready, but still serving, before new requests are refused; 10 in a pod"""
     timeout_s: float = 120.0
     """then at most so long for what is in flight"""
 
 
-class Engine(_Section):
+class Engine(_Section, frozen=True, kw_only=True):
     api_key_file: str | None = None
     """its content replaces the clients' Authorization towards the engines, and is used by probes"""
 
 
-class StaticInstance(_Section):
+class StaticInstance(_Section, frozen=True, kw_only=True):
     """An instance that does not register."""
 
     role: typing.Literal["prefill", "decode"]
@@ -107,37 +107,37 @@ class StaticInstance(_Section):
     """empty: asked of the instance"""
 
 
-class Telemetry(_Section):
+class Telemetry(_Section, frozen=True, kw_only=True):
     route_headers: bool = True
     """answers carry x-pd-prefill and x-pd-decode: `name#rank`"""
     show_addresses: bool = False
     """...with addresses in place of names"""
 
 
-class ListenerTuning(_Section):
+class ListenerTuning(_Section, frozen=True, kw_only=True):
     backlog: int = 4096
     """of the edge's listening socket; the kernel caps it at net.core.somaxconn"""
 
 
-class HttpTuning(_Section):
+class HttpTuning(_Section, frozen=True, kw_only=True):
     idle_timeout_s: float = 3600.0
     """an idle client connection is kept for so long"""
     max_body_bytes: int = 64 << 20
 
 
-class UpstreamTuning(_Section):
+class UpstreamTuning(_Section, frozen=True, kw_only=True):
     connect_timeout_s: float = 5.0
     max_connections: int = 1_000_000
     max_pending: int = 1_000_000
 
 
-class AccessLogTuning(_Section):
+class AccessLogTuning(_Section, frozen=True, kw_only=True):
     buffer_interval_ms: int = 200
     report_interval_s: float = 10.0
     """how often Envoy reports every open exchange"""
 
 
-class Tuning(_Section):
+class Tuning(_Section, frozen=True, kw_only=True):
     """Limits of the edge (design §7)."""
 
     listener: ListenerTuning = ListenerTuning()
@@ -146,7 +146,7 @@ class Tuning(_Section):
     access_log: AccessLogTuning = AccessLogTuning()
 
 
-class Config(_Section):
+class Config(_Section, frozen=True, kw_only=True):
     edge: Edge = Edge()
     registration: Registration = Registration()
     observe: Observe = Observe()
@@ -282,7 +282,8 @@ def cross_faults(config: Config) -> list[str]:
     for i, instance in enumerate(config.instances):
         if instance.dp_size > 1 and instance.tp_size > 1:
             faults.append(
-                f"instances[{i}]: dp_size and tp_size are both above 1, which MoRI-IO cannot address"
+                f"instances[{i}]: dp_size and tp_size are both above 1, which MoRI-IO cannot "
+                "address"
             )
     return faults
 

@@ -18,7 +18,8 @@ class ConfigError(PdSidecarError):
 
 
 class StartError(PdSidecarError):
-    """A command cannot start (port in use, no Envoy, already running). The text says the way out."""
+    """A command cannot start (port in use, no Envoy, already running). The text says the way
+    out."""
 
 
 class RemoteError(PdSidecarError):

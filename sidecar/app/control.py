@@ -125,14 +125,13 @@ class Control:
             await self._grpc.stop(0.2)
 
     async def _serve_envoy(self) -> None:
-        """ADS and ALS on one unix socket, mode 0660."""
+        """ADS and ALS on one unix socket."""
         path = self._run_dir.control_socket
         path.unlink(missing_ok=True)
         self.discovery.register(self._grpc)
         AccessLogServer(self._entry).register(self._grpc)
         self._grpc.add_insecure_port(f"unix:{path}")
         await self._grpc.start()
-        path.chmod(0o660)
 
     async def _sweep(self) -> None:
         while True:

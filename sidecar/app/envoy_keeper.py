@@ -1,4 +1,5 @@
-"""Keeps one Envoy beside the sidecar of `up`: adopts a living one, else starts it, and again if it dies.
+"""Keeps one Envoy beside the sidecar of `up`: adopts a living one, else starts it, and again if it
+dies.
 
 Envoy outlives us by design: a crash of the sidecar must not cost a running stream (design §2).
 """
@@ -10,6 +11,7 @@ from typing import Any
 
 from sidecar.edge import envoy_process
 from sidecar.edge.envoy_process import EnvoyRecord
+from sidecar.errors import StartError
 from sidecar.xds.bootstrap import bootstrap_hash
 
 log = logging.getLogger(__name__)
@@ -76,7 +78,7 @@ class EnvoyKeeper:
             try:
                 await self.wait_until_live()
                 pause = BACKOFF_S[0]
-            except envoy_process.StartError as error:
+            except StartError as error:
                 log.error("%s", error)
                 pause = min(2 * pause, BACKOFF_S[1])
 

@@ -1,4 +1,5 @@
-"""Keeps the pool: what is heard and probed goes into the registry, what follows goes to Envoy and workers.
+"""Keeps the pool: what is heard and probed goes into the registry, what follows goes to Envoy and
+workers.
 
 One synchronous `refresh` computes everything that depends on the registry; callbacks only call it.
 """
@@ -140,7 +141,8 @@ class PoolKeeper:
         return [((roles[a], a), age) for a, age in ages.items() if a in roles]
 
     def in_flight(self) -> list[tuple[tuple[str, ...], float]]:
-        """Every slot of the pool, those at zero too, so that a series does not vanish and return."""
+        """Every slot of the pool, those at zero too, so that a series does not vanish and
+        return."""
         counts = self._accounting.ledger.in_flight
         return [
             ((m.instance.role.value, slot.address, str(slot.dp_rank)), counts[role, slot])

@@ -5,6 +5,7 @@ The supervisor execs it; people use `pd-sidecar`.
 
 import argparse
 import logging
+import os
 import resource
 import sys
 from pathlib import Path
@@ -28,6 +29,8 @@ def main() -> int:
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
     raise_file_limit()
+    # Sockets get mode 0660 and state files 0640: Envoy may run as another user of our group.
+    os.umask(0o117)
     run_dir = RunDir(arguments.run_dir)
     config = msgspec.json.decode(run_dir.config.read_bytes(), type=Config)
     try:

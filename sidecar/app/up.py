@@ -196,7 +196,7 @@ class Up:
         if self._observed("/readyz") is None:
             return False
         instances = fetch_json(self.config.admin.listen, "/instances")
-        return sum(one["is_placeable"] for one in instances or []) >= len(self.engines)
+        return len([one for one in instances or [] if one["is_placeable"]]) >= len(self.engines)
 
     def _observed(self, path: str) -> bytes | None:
         return fetch(self.config.observe.listen, path)

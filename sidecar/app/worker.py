@@ -4,6 +4,8 @@ import asyncio
 import logging
 import os
 import signal
+from collections.abc import Coroutine
+from typing import Any
 from uuid import uuid4
 
 from sidecar.app import settings
@@ -99,8 +101,8 @@ class Worker:
         return await self._client.send(leg)
 
 
-async def _first(*waits: "asyncio._CoroutineLike[object]") -> None:
-    tasks = [asyncio.ensure_future(wait) for wait in waits]
+async def _first(*waits: Coroutine[Any, Any, object]) -> None:
+    tasks = [asyncio.create_task(wait) for wait in waits]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
         task.cancel()

@@ -1,6 +1,7 @@
 """The access log server (ALS): Envoy's entries, decoded and handed on in order.
 
-Log streams are one for each Envoy worker and log configuration; their coming and going means nothing.
+Log streams are one for each Envoy worker and log configuration; their coming and going means
+nothing.
 """
 
 import logging
@@ -13,6 +14,7 @@ from sidecar.wire import access_log
 
 log = logging.getLogger(__name__)
 
+EOF = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
 SERVICE = "envoy.service.accesslog.v3.AccessLogService"
 
 
@@ -29,10 +31,10 @@ class AccessLogServer:
     async def _stream(
         self, _requests: AsyncIterator[bytes], context: "grpc.aio.ServicerContext[bytes, bytes]"
     ) -> bytes:
-        while (data := await context.read()) is not grpc.aio.EOF:
+        while (data := await context.read()) is not EOF:
             for entry in access_log.decode(data):
                 try:
                     self._on_entry(entry)
-                except Exception:  # noqa: BLE001  one bad entry must not lose those after it
+                except Exception:
                     log.exception("access log entry of exchange %s", entry.exchange)
         return b""

@@ -1,7 +1,7 @@
 """The two HTTP servers of the control process: observation (read-only) and admin (loopback).
 
-Shows what it is handed; decides nothing. `/envoy/metrics` is Envoy's own `/stats/prometheus`, so that
-one scrape target serves both.
+Shows what it is handed; decides nothing. `/envoy/metrics` is Envoy's own `/stats/prometheus`, so
+that one scrape target serves both.
 """
 
 from collections.abc import Awaitable, Callable

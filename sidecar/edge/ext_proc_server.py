@@ -1,8 +1,8 @@
 """The ext_proc server of one worker: drives one `Exchange` for each stream.
 
-Raw bytes in and out (no generated servicer: one copy less for each message). It performs effects and
-feeds events; it decides nothing. Invariant: whatever way a stream ends, the notes that give slots back
-are written.
+Raw bytes in and out (no generated servicer: one copy less for each message). It performs effects
+and feeds events; it decides nothing. Invariant: whatever way a stream ends, the notes that give
+slots back are written.
 """
 
 import asyncio
@@ -26,6 +26,7 @@ from sidecar.wire import ext_proc
 
 log = logging.getLogger(__name__)
 
+EOF = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 MANY = 1_000_000
 """gRPC's own defaults cancel calls at random from 1000 pending on; a burst must only wait"""
@@ -65,11 +66,10 @@ class ExtProcServer:
         )
 
     async def listen(self, path: Path) -> None:
-        """Serve on a unix socket (mode 0660); whatever lies at `path` is replaced."""
-        path.unlink(missing_ok=True)
+        """Serve on a unix socket; whatever lies at `path` is replaced. The umask gives its mode."""
+        path.unlink(missing_ok=True)  # noqa: ASYNC240  a local file, once
         self._server.add_insecure_port(f"unix:{path}")
         await self._server.start()
-        path.chmod(0o660)
 
     async def close(self, grace_s: float) -> None:
         await self._server.stop(grace_s)
@@ -114,7 +114,7 @@ class _Stream:
                 self._busy_s += perf_counter() - self._woke
         except asyncio.CancelledError:
             raise
-        except Exception:  # noqa: BLE001  the one place where the unknown is logged and answered
+        except Exception:
             log.exception("exchange %s failed", self.exchange.exchange_id)
             self._settle(self.exchange.handle(ClientLeft(), monotonic()))
             await self._send(refusal(Reason.INTERNAL))
@@ -141,7 +141,7 @@ class _Stream:
 
     async def _read_event(self) -> ext_proc.Message | ClientLeft:
         data = await self._context.read()
-        return ClientLeft() if data is grpc.aio.EOF else ext_proc.decode(data)
+        return ClientLeft() if data is EOF else ext_proc.decode(data)
 
     async def _take_read(self) -> Event:
         assert self._read is not None

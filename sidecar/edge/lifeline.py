@@ -1,4 +1,5 @@
-"""A child's end of the pipe to its supervisor: end of file ends the child, a byte a second says it lives.
+"""A child's end of the pipe to its supervisor: end of file ends the child, a byte a second says it
+lives.
 
 So nothing stale outlives its supervisor, however that died, and a child that is stopped or stuck is
 found: a stopped process would still pass a TCP check.

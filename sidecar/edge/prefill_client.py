@@ -1,7 +1,7 @@
 """The HTTP client of the prefill legs: one session with keep-alive to all instances.
 
-Translates what can happen on a socket into PrefillAnswered and PrefillFailed. Does not retry: that is
-the exchange's decision. Cancelling `send` closes the connection, which vLLM takes for an abort.
+Translates what can happen on a socket into PrefillAnswered and PrefillFailed. Does not retry: that
+is the exchange's decision. Cancelling `send` closes the connection, which vLLM takes for an abort.
 """
 
 import asyncio

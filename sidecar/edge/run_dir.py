@@ -68,8 +68,8 @@ class RunDir:
             pid = os.read(fd, 32).decode(errors="replace").strip() or "unknown"
             os.close(fd)
             raise StartError(
-                f"already running, pid {pid} (run directory {self.path}); stop it or choose another "
-                "run_dir"
+                f"already running, pid {pid} (run directory {self.path}); stop it or choose "
+                "another run_dir"
             ) from None
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)

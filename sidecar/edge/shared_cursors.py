@@ -1,9 +1,11 @@
-"""The walks' cursors in memory that all workers share, under a lock the kernel frees with its holder.
+"""The walks' cursors in memory that all workers share, under a lock the kernel frees with its
+holder.
 
-A table of fixed-size records in a mapped file, found by the CRC of the group's name (open addressing).
-The lock is `flock` on a file that each worker opens for itself: measured 3 us, and a holder that dies
-lets go. A worker waits at most 50 ms for it, then picks without and counts that: the walk may then
-serve a slot twice, which is better than a request that waits for a stopped process.
+A table of fixed-size records in a mapped file, found by the CRC of the group's name (open
+addressing). The lock is `flock` on a file that each worker opens for itself: measured 3 us, and a
+holder that dies lets go. A worker waits at most 50 ms for it, then picks without and counts that:
+the walk may then serve a slot twice, which is better than a request that waits for a stopped
+process.
 """
 
 import contextlib
@@ -21,7 +23,8 @@ from sidecar.routing.slots import Cursor, Key
 WAIT_S = 0.05
 RETRY_S = 0.0002
 RECORDS = 1024
-"""groups that can be told apart; beyond it two groups may share a cursor, which only skews a walk"""
+"""groups that can be told apart; beyond it two groups may share a cursor, which only skews a
+walk"""
 _RECORD = struct.Struct("<IIQiiii")
 """name's CRC (0: free), fingerprint, served, prefill key, decode key (rank -1: none)"""
 _SIZE = 64

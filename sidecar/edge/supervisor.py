@@ -1,7 +1,8 @@
-"""The small parent: starts children with exec, restarts each with back-off, ends those that fall silent.
+"""The small parent: starts children with exec, restarts each with back-off, ends those that fall
+silent.
 
-Imports neither grpc nor zmq, so that it stays small and cannot be hurt by them. Holds one socket pair to
-each child: its end of file ends the child, a child's silence ends it too.
+Imports neither grpc nor zmq, so that it stays small and cannot be hurt by them. Holds one socket
+pair to each child: its end of file ends the child, a child's silence ends it too.
 """
 
 import asyncio
@@ -66,8 +67,11 @@ class Child:
             log.warning("%s ended (%s); again in %.2f s", self.spec.name, _words(code), self._pause)
             await asyncio.sleep(self._pause)
             self._pause = min(2 * self._pause, BACKOFF_S[1])
-            if self.is_stopping:
+            if self._is_asked_to_stop():
                 return code
+
+    def _is_asked_to_stop(self) -> bool:
+        return self.is_stopping
 
     async def _run_once(self) -> int:
         ours, theirs = socket.socketpair()
@@ -154,7 +158,8 @@ class Supervisor:
         return bool(done)
 
     async def close(self, timeout_s: float = 3.0) -> None:
-        """End every child: end of file on its lifeline, and SIGKILL for what is left after the limit."""
+        """End every child: end of file on its lifeline, and SIGKILL for what is left after the
+        limit."""
         for child in self.children.values():
             child.let_go()
         tasks = [task for task in self._tasks.values() if not task.done()]

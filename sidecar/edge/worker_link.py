@@ -1,8 +1,8 @@
 """The link between control and workers: pool views one way, batches of records the other.
 
-A unix socket with length-prefixed frames (4 bytes, big endian). The control process listens, workers
-connect and re-connect. While control is away a worker keeps its last view and a bounded number of
-records. Knows nothing of what a view or a record means.
+A unix socket with length-prefixed frames (4 bytes, big endian). The control process listens,
+workers connect and re-connect. While control is away a worker keeps its last view and a bounded
+number of records. Knows nothing of what a view or a record means.
 """
 
 import asyncio
@@ -65,9 +65,9 @@ class LinkServer:
         return len(self._writers)
 
     async def listen(self, path: Path) -> None:
-        path.unlink(missing_ok=True)
+        """Listen on a unix socket; what lies at `path` is replaced. The umask gives its mode."""
+        path.unlink(missing_ok=True)  # noqa: ASYNC240  a local file, once
         self._server = await asyncio.start_unix_server(self._serve, path=str(path))
-        path.chmod(0o660)
 
     def publish(self, view: View) -> None:
         """Send a view to every worker, and to each that connects later."""

@@ -21,7 +21,8 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class Confirm(msgspec.Struct, frozen=True):
-    """Look at the decode slot once more, and hand back the placement, with another one if it went."""
+    """Look at the decode slot once more, and hand back the placement, with another one if it
+    went."""
 
     placement: Placement
     demand: Demand

@@ -1,4 +1,5 @@
-"""What happens to an exchange, beside Envoy's own messages and the answers to `Place`. Values only."""
+"""What happens to an exchange, beside Envoy's own messages and the answers to `Place`. Values
+only."""
 
 import msgspec
 

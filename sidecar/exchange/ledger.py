@@ -1,10 +1,10 @@
 """The ledger of open exchanges: which slots are in use, and who will release them (design §3).
 
 A worker owns both slots until its last reply; with that the decode slot passes to the access log.
-Entries of the access log can be lost while the log server is away, so Envoy reports every open stream
-again and again: one that no report names for three intervals is closed as lost, one that is named but
-unknown is adopted. Pure; `now` is monotonic seconds. Invariant: each slot's count is the number of
-entries that hold it, and every entry that is closed is closed once.
+Entries of the access log can be lost while the log server is away, so Envoy reports every open
+stream again and again: one that no report names for three intervals is closed as lost, one that is
+named but unknown is adopted. Pure; `now` is monotonic seconds. Invariant: each slot's count is the
+number of entries that hold it, and every entry that is closed is closed once.
 """
 
 from collections import Counter

@@ -1,43 +1,28 @@
-"""The two legs of an exchange as HTTP: URLs, headers and bodies, from the placement and the request.
+"""The two legs of an exchange as HTTP: URLs, headers and bodies, from the placement and the
+request.
 
 Pure building; `machine` decides when each is sent.
 """
 
-import msgspec
+import re
 
 from sidecar.exchange.effects import StartPrefill
+from sidecar.exchange.intake import Request
 from sidecar.exchange.situation import Limits
 from sidecar.routing.instance import TransferMode
 from sidecar.routing.slots import Placement, Target
 from sidecar.wire import kv_transfer
-from sidecar.wire.ext_proc import DESTINATION, BodyReply
-from sidecar.wire.openai import SUFFIX, Api, Fields, join
+from sidecar.wire.ext_proc import DESTINATION, STRIPPED, BodyReply
+from sidecar.wire.openai import SUFFIX, Fields, join
 
 _NOT_FORWARDED = frozenset(
-    (
-        "host",
-        "content-length",
-        "content-type",
-        "transfer-encoding",
-        "connection",
-        "keep-alive",
-        "te",
+    re.split(
+        r"\s+",
+        "host content-length content-type transfer-encoding connection keep-alive te upgrade "
+        "expect accept-encoding x-request-id proxy-connection trailer",
     )
-    + ("upgrade", "expect", "accept-encoding", "x-request-id", "proxy-connection", "trailer")
-)
-"""Hop-by-hop, or set anew for the prefill leg."""
-
-
-class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """The client's request, parsed."""
-
-    exchange: str
-    api: Api
-    headers: dict[str, str]
-    fields: Fields
-    model: str
-    is_streaming: bool
-    body_bytes: int
+) | frozenset(STRIPPED)
+"""Hop-by-hop, set anew for the prefill leg, or not the client's to set."""
 
 
 def prefill_leg(

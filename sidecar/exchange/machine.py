@@ -1,4 +1,4 @@
-"""One exchange as a state machine: an event in, effects out; no I/O, no clock, no dice.
+r"""One exchange as a state machine: an event in, effects out; no I/O, no clock, no dice.
 
     HEADERS --refused, own answer, single-instance path--------------------------> DONE
        |
@@ -18,12 +18,13 @@
     CONFIRM (is the decode slot still good?) --dispatched, or no decode left------> DONE
 
 Invariants: what `Placed` took is given back by exactly one `Replied` (with `PrefillEnded` before it
-when a prefill leg ran); one reply a phase; nothing after DONE. An event that the table does not name
-is an error, never a silent pass.
+when a prefill leg ran); one reply a phase; nothing after DONE. An event that the table does not
+name is an error, never a silent pass.
 """
 
 from collections.abc import Callable
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 
@@ -31,10 +32,11 @@ from sidecar.errors import PdSidecarError
 from sidecar.exchange import legs
 from sidecar.exchange.effects import ClosePrefill, Confirm, Effect, End, Note, Place, Send
 from sidecar.exchange.events import ClientLeft, Event, PrefillAnswered, PrefillFailed
+from sidecar.exchange.intake import Refusal, Request, read_request, refuse_headers
 from sidecar.exchange.own_paths import own_answer
 from sidecar.exchange.reasons import Reason, refusal
-from sidecar.exchange.receipt import client_id, receipt, trail
-from sidecar.exchange.records import Moved, Placed, PrefillEnded, Refused, Replied
+from sidecar.exchange.receipt import client_id, placed_record, receipt, refused_record, trail
+from sidecar.exchange.records import Moved, Placed, PrefillEnded, Replied
 from sidecar.exchange.situation import Limits, Situation
 from sidecar.routing.instance import TransferMode
 from sidecar.routing.slots import Demand, NoPlacement, Placement, Target, every_slot
@@ -62,7 +64,8 @@ class Phase(StrEnum):
 
 
 class IllegalEvent(PdSidecarError):
-    """An event in a phase that does not expect it: a bug, or an Envoy that is configured otherwise."""
+    """An event in a phase that does not expect it: a bug, or an Envoy that is configured
+    otherwise."""
 
 
 _CLIENT_PHASE = {
@@ -87,9 +90,8 @@ class Exchange:
         self._limits = limits
         self._headers: dict[str, str] = {}
         self._echo: dict[str, str] = {}
-        self._client_id = ""
         self._api: openai.Api | None = None
-        self._request: legs.Request | None = None
+        self._request: Request | None = None
         self._placement: Placement | None = None
         self._pair: kv_transfer.Pair | None = None
         self._tried: frozenset[Slot] = frozenset()
@@ -119,15 +121,16 @@ class Exchange:
 
     def _on_headers(self, event: RequestHeaders, _now: float) -> list[Effect]:
         self._headers = event.headers
-        self._client_id = client_id(event.headers.get("x-request-id", ""))
-        self._echo = {"x-request-id": self._client_id or self.exchange_id}
+        # An answer always carries an id: the client's own, or the one in our logs.
+        answer_id = client_id(event.headers.get("x-request-id", "")) or self.exchange_id
+        self._echo = {"x-request-id": answer_id}
         self._api = openai.api_of(event.path) if event.method == "POST" else None
         answer = own_answer(event.path, self._situation, self._echo)
         if answer is not None:
             return self._finish([Send(self._marked(answer))])
-        reason, detail = self._refusal_before_body(event)
-        if reason is not None:
-            return self._refuse(reason, detail)
+        refused = refuse_headers(event, self._api, self._situation, self._limits)
+        if refused is not None:
+            return self._refuse(refused.reason, refused.detail)
         if self._api is None:
             self.phase = Phase.PLACING
             return [Place(None)]
@@ -139,50 +142,14 @@ class Exchange:
         )
         return [Send(reply)]
 
-    def _refusal_before_body(self, event: RequestHeaders) -> tuple[Reason | None, str]:
-        """What can be refused before a byte of the body is buffered."""
-        here = self._situation
-        if here.is_draining:
-            return Reason.DRAINING, ""
-        if self._api is None:
-            return None, ""
-        if not here.has_prefill:
-            return Reason.NO_PREFILL_INSTANCE, ""
-        if not here.has_decode:
-            return Reason.NO_DECODE_INSTANCE, ""
-        if event.is_last:
-            return Reason.BODY_MISSING, ""
-        encoding = event.headers.get("content-encoding", "identity").strip().lower()
-        if encoding not in ("", "identity"):
-            return Reason.BODY_ENCODING, ""
-        length = event.headers.get("content-length", "")
-        if length.isdigit() and int(length) > self._limits.max_body_bytes:
-            return Reason.BODY_TOO_LARGE, self._too_large(int(length))
-        return None, ""
-
-    def _too_large(self, size: int) -> str:
-        limit = self._limits.max_body_bytes
-        return f"The body has {size} bytes; the limit is {limit} (http.max_body_bytes)."
-
     # --- the body step ----------------------------------------------------------------------
 
     def _on_body(self, event: RequestBody, now: float) -> list[Effect]:
         assert self._api is not None
-        if len(event.body) > self._limits.max_body_bytes:
-            return self._refuse(Reason.BODY_TOO_LARGE, self._too_large(len(event.body)))
-        try:
-            fields = kv_transfer.without_forbidden(openai.split(event.body))
-        except openai.BodyError as error:
-            return self._refuse(Reason.BODY_INVALID, str(error))
-        self._request = legs.Request(
-            exchange=self.exchange_id,
-            api=self._api,
-            headers=self._headers,
-            fields=fields,
-            model=openai.text(fields, "model") or "",
-            is_streaming=openai.is_true(fields, "stream"),
-            body_bytes=len(event.body),
-        )
+        request = read_request(self.exchange_id, self._api, self._headers, event.body, self._limits)
+        if isinstance(request, Refusal):
+            return self._refuse(request.reason, request.detail)
+        self._request = request
         self._prefill_deadline = now + self._limits.prefill_timeout_s
         self.phase = Phase.PLACING
         return [Place(self._demand())]
@@ -241,17 +208,8 @@ class Exchange:
     def _take(
         self, mode: TransferMode | None, prefill: Target | None, decode: Target | None
     ) -> Placed:
-        request = self._request
-        self._record = Placed(
-            exchange=self.exchange_id,
-            worker=self._worker,
-            api=self._api.value if self._api else "other",
-            model=request.model if request else "",
-            is_streaming=request.is_streaming if request else False,
-            mode=mode,
-            prefill=prefill.slot if prefill else None,
-            decode=decode.slot if decode else None,
-            prompt_bytes=request.body_bytes if request else 0,
+        self._record = placed_record(
+            self.exchange_id, self._worker, self._api, self._request, mode, prefill, decode
         )
         self._is_placed = True
         return self._record
@@ -380,14 +338,7 @@ class Exchange:
         reply = Send(self._refusal(reason, detail))
         if self._is_placed:
             return self._finish([reply], reason)
-        request = self._request
-        record = Refused(
-            exchange=self.exchange_id,
-            api=self._api.value if self._api else "other",
-            model=request.model if request else "",
-            is_streaming=request.is_streaming if request else False,
-            reason=reason,
-        )
+        record = refused_record(self.exchange_id, self._api, self._request, reason)
         return self._finish([reply, Note(record)])
 
     def _refusal(self, reason: Reason, detail: str = "") -> ImmediateReply:
@@ -403,8 +354,8 @@ class Exchange:
         )
 
     def _client_left(self) -> list[Effect]:
-        phase, self_was_done = self.phase, self.phase is Phase.DONE
-        if self_was_done:
+        phase = self.phase
+        if phase is Phase.DONE:
             return []
         effects: list[Effect] = []
         if self._is_prefill_running:
@@ -435,10 +386,7 @@ class Exchange:
         return [*effects, End()]
 
     def _metadata(self) -> dict[str, str]:
-        metadata = {"ex": self.exchange_id}
-        if self._client_id:
-            metadata["client_id"] = self._client_id
-        return metadata
+        return {"ex": self.exchange_id, "client_id": self._echo.get("x-request-id", "")}
 
     def _placed_metadata(self) -> dict[str, str]:
         assert self._record is not None
@@ -455,7 +403,8 @@ def _suspects(target: Target, reason: Reason) -> frozenset[Slot]:
     return frozenset((target.slot,))
 
 
-_Step = Callable[[Exchange, object, float], list[Effect]]
+_Step = Callable[[Exchange, Any, float], list[Effect]]
+"""each takes just the event type of its key"""
 
 _TABLE: dict[tuple[Phase, type], _Step] = {
     (Phase.HEADERS, RequestHeaders): Exchange._on_headers,
@@ -471,4 +420,4 @@ _TABLE: dict[tuple[Phase, type], _Step] = {
     (Phase.DECODE, ResponseHeaders): Exchange._on_response,
     (Phase.HELD, PrefillAnswered): Exchange._on_prefill_answered,
     (Phase.HELD, PrefillFailed): Exchange._on_prefill_failed,
-}  # type: ignore[dict-item]  # each step takes just the event type of its key
+}

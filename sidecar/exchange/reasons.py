@@ -1,6 +1,7 @@
 """Why a request was not served: one closed table, from reason to reply, outcome and metric label.
 
-The strings are also `x-pd-error` and the label `reason` (design §6); alerts and dashboards use them.
+The strings are also `x-pd-error` and the label `reason` (design §6); alerts and dashboards use
+them.
 """
 
 from enum import StrEnum

@@ -1,8 +1,13 @@
-"""What a placement leaves behind it: the route receipt for the client, the trail for the access log."""
+"""What an exchange leaves behind: records for the control process, the route receipt for the
+client, the trail for the access log."""
 
-from sidecar.exchange.records import Placed
+from sidecar.exchange.intake import Request
+from sidecar.exchange.reasons import Reason
+from sidecar.exchange.records import Placed, Refused
+from sidecar.routing.instance import TransferMode
 from sidecar.routing.slots import Placement, Target
 from sidecar.wire.access_log import Trail, encode_trail
+from sidecar.wire.openai import Api
 
 _CLIENT_ID_MAX = 128
 
@@ -24,6 +29,44 @@ def receipt(placement: Placement | None, record: Placed, shows_addresses: bool) 
 def _label(target: Target, shows_addresses: bool) -> str:
     member = target.member
     return f"{member.instance.address if shows_addresses else member.name}#{target.dp_rank}"
+
+
+def placed_record(
+    exchange: str,
+    worker: int,
+    api: Api | None,
+    request: Request | None,
+    mode: TransferMode | None,
+    prefill: Target | None,
+    decode: Target | None,
+) -> Placed:
+    return Placed(
+        exchange=exchange,
+        worker=worker,
+        api=_name(api),
+        model=request.model if request else "",
+        is_streaming=request.is_streaming if request else False,
+        mode=mode,
+        prefill=prefill.slot if prefill else None,
+        decode=decode.slot if decode else None,
+        prompt_bytes=request.body_bytes if request else 0,
+    )
+
+
+def refused_record(
+    exchange: str, api: Api | None, request: Request | None, reason: Reason
+) -> Refused:
+    return Refused(
+        exchange=exchange,
+        api=_name(api),
+        model=request.model if request else "",
+        is_streaming=request.is_streaming if request else False,
+        reason=reason,
+    )
+
+
+def _name(api: Api | None) -> str:
+    return api.value if api else "other"
 
 
 def trail(record: Placed) -> str:

@@ -1,6 +1,8 @@
-"""What a worker tells the control process of an exchange, and the control process a worker of the pool.
+"""What a worker tells the control process of an exchange, and the control process a worker of the
+pool.
 
-Compact frozen values for one hop between our own processes (MessagePack, same version on both ends).
+Compact frozen values for one hop between our own processes (MessagePack, same version on both
+ends).
 """
 
 import msgspec

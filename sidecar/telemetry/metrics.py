@@ -1,12 +1,12 @@
 """The metric families of design §8 that the sidecar feeds, as one typed structure.
 
-Labels come from closed or capped sets only. Series of an instance vanish with it. What is a count of
-something alive now (in-flight, instances) is read at scrape time, never kept twice.
+Labels come from closed or capped sets only. Series of an instance vanish with it. What is a count
+of something alive now (in-flight, instances) is read at scrape time, never kept twice.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -52,6 +52,7 @@ class Metrics:
     """All families; `registry` is passed in, so that tests have one each."""
 
     def __init__(self, registry: CollectorRegistry, version: str) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a `_created` series each doubles the scrape and says little
         self.live = Live()
         registry.register(self.live)
         self.live.add(

@@ -148,7 +148,8 @@ def encode(reply: Reply) -> bytes:
         response.immediate_response.body = reply.body
         _set_headers(response.immediate_response.headers, reply.headers)
         _set_metadata(response, reply.metadata)
-    return response.SerializeToString()
+    data: bytes = response.SerializeToString()
+    return data
 
 
 def _set_headers(mutation: pb.HeaderMutation, headers: dict[str, str]) -> None:

@@ -1,8 +1,8 @@
 """MoRI-IO's `kv_transfer_params` and the request bodies and ids of both legs (protocol b, c).
 
 Pure values to bytes. Does not choose who serves; is given the two instances and ranks.
-`remote_engine_id` and `remote_block_ids` are always sent, null where unknown: leaving them out kills a
-WRITE prefill engine.
+`remote_engine_id` and `remote_block_ids` are always sent, null where unknown: leaving them out
+kills a WRITE prefill engine.
 """
 
 import msgspec
@@ -26,7 +26,8 @@ _PREFILL_DROPS = (
     "prompt_logprobs",
     "echo",
 )
-"""Would be refused with `stream: false`, end prefill by anything but length, or cost it for nothing."""
+"""Would be refused with `stream: false`, end prefill by anything but length, or cost it for
+nothing."""
 
 
 class Pair(msgspec.Struct, frozen=True):

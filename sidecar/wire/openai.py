@@ -1,7 +1,7 @@
 """OpenAI-style requests: the JSON body split at its top level, and what its fields decide.
 
-Values stay raw bytes (`msgspec.Raw`): a 1 MB prompt is scanned once, never decoded or re-encoded, so
-everything that shapes the prompt is byte-identical on both legs (protocol c). Knows nothing of
+Values stay raw bytes (`msgspec.Raw`): a 1 MB prompt is scanned once, never decoded or re-encoded,
+so everything that shapes the prompt is byte-identical on both legs (protocol c). Knows nothing of
 instances or of Envoy.
 """
 
@@ -10,7 +10,8 @@ from enum import StrEnum
 import msgspec
 
 Fields = dict[str, msgspec.Raw]
-"""A JSON object's members: name -> raw JSON value. Of a repeated key the last counts, as in vLLM."""
+"""A JSON object's members: name -> raw JSON value. Of a repeated key the last counts, as in
+vLLM."""
 
 TRUE, FALSE, NULL, ONE = (msgspec.Raw(v) for v in (b"true", b"false", b"null", b"1"))
 
@@ -72,7 +73,7 @@ def join(fields: Fields) -> bytes:
 def text(fields: Fields, name: str) -> str | None:
     """A member that is a JSON string, decoded; None if it is absent or of another type."""
     raw = fields.get(name)
-    if raw is None or not bytes(raw).lstrip()[:1] == b'"':
+    if raw is None or bytes(raw).lstrip()[:1] != b'"':
         return None
     try:
         return msgspec.json.decode(raw, type=str)
