@@ -5,7 +5,6 @@ and dropped. Invariant: no message, however broken, and no fault of a callback s
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_network
@@ -119,8 +118,7 @@ class HeartbeatListener:
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            await asyncio.gather(task, return_exceptions=True)
         socket, self._socket = self._socket, None
         if socket is not None:
             socket.close(linger=0)
@@ -148,17 +146,20 @@ class HeartbeatListener:
     def _take(self, frames: Sequence[zmq.Frame]) -> None:
         try:
             sender = _sender_of(frames)
-            self._check_source(sender)
-            instance = parse_heartbeat([frame.bytes for frame in frames[:3]])
-            if instance is None:
-                return
+            try:
+                self._admit(frames, sender)
+            except HeartbeatError as fault:
+                self._reject(fault, sender)
+        except Exception:  # a callback's bug must not end the door
+            log.exception("a registration could not be handled")
+
+    def _admit(self, frames: Sequence[zmq.Frame], sender: str) -> None:
+        self._check_source(sender)
+        instance = parse_heartbeat([frame.bytes for frame in frames[:3]])
+        if instance is not None:
             self._on_heartbeat(instance, sender)
             self.heard += 1
             self._compare(instance, sender)
-        except HeartbeatError as fault:
-            self._reject(fault, sender)
-        except Exception:  # a callback's bug must not end the door
-            log.exception("a registration could not be handled")
 
     def _check_source(self, sender: str) -> None:
         if not self._allow:
@@ -168,14 +169,14 @@ class HeartbeatListener:
             raise HeartbeatError("source", f"{sender or 'unknown'} is in no allowed network")
 
     def _reject(self, fault: HeartbeatError, sender: str) -> None:
-        self._counts[fault.reason] += 1
-        if self._on_rejected is not None:
-            self._on_rejected(fault.reason, fault.detail)
+        self._counts[fault.reason] = self._counts.get(fault.reason, 0) + 1
         now = asyncio.get_running_loop().time()
         if now >= self._quiet_until.get(fault.reason, now):
             self._quiet_until[fault.reason] = now + LOG_EVERY_S
             count = self._counts[fault.reason]
             log.warning("registration from %s dropped: %s (%d so far)", sender, fault, count)
+        if self._on_rejected is not None:
+            self._on_rejected(fault.reason, fault.detail)
 
     def _compare(self, instance: Instance, sender: str) -> None:
         """Warn once of a record that names another host than it came from: engines behind NAT or
