@@ -1,4 +1,4 @@
-"""The whole thing on this machine for a test: real Envoy, the sidecar's processes, simulated engines.
+"""The whole thing on this machine, for a test: real Envoy, the sidecar, simulated engines.
 
 Every port is free, every process is ended by `close`. Waits poll a condition with a deadline.
 """
@@ -229,7 +229,7 @@ class Stack:
     # --- processes
 
     def child_pids(self, kind: str = "") -> list[int]:
-        """Pids of the children whose command line names this run directory (`control`, `worker`)."""
+        """Pids of the children (`control`, `worker`) whose command names this run directory."""
         found = []
         marker = f"--run-dir={self.folder / 'run'}"
         for entry in Path("/proc").iterdir():
