@@ -20,8 +20,8 @@ pd-sidecar is ready
 
 Try it:
   curl -N {url}/v1/chat/completions -H 'content-type: application/json' \\
-    -d '{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content":
-    "Hello"}}]}}'
+    -d '{{"model": "{model}", "stream": true,
+         "messages": [{{"role": "user", "content": "Hello"}}]}}'
 
   from openai import OpenAI
   client = OpenAI(base_url="{url}/v1", api_key="none")
