@@ -18,6 +18,7 @@ from envoy.extensions.load_balancing_policies.override_host.v3 import override_h
 from envoy.extensions.load_balancing_policies.round_robin.v3 import round_robin_pb2
 from envoy.extensions.load_balancing_policies.subset.v3 import subset_pb2
 from envoy.extensions.request_id.uuid.v3 import uuid_pb2
+from envoy.extensions.retry.host.previous_hosts.v3 import previous_hosts_pb2
 from envoy.extensions.upstreams.http.v3 import http_protocol_options_pb2
 from google.protobuf import any_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import FieldDescriptor
@@ -25,8 +26,8 @@ from google.protobuf.message import Message
 
 IMPORTED = (
     als_pb2, ext_proc_pb2, file_pb2, header_mutation_pb2, http_connection_manager_pb2,
-    http_protocol_options_pb2, override_host_pb2, round_robin_pb2, route_components_pb2,
-    router_pb2, subset_pb2, uuid_pb2,
+    http_protocol_options_pb2, override_host_pb2, previous_hosts_pb2, round_robin_pb2,
+    route_components_pb2, router_pb2, subset_pb2, uuid_pb2,
 )  # fmt: skip
 """Named so that the imports are seen to be meant."""
 
