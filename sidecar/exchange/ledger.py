@@ -19,7 +19,9 @@ from sidecar.wire.access_log import Entry, Trail
 
 MEMORY_S = 60.0
 """how long the id of an ended exchange is remembered: its records may arrive after its end"""
-REPORTS_MISSED = 3
+PATIENCE_INTERVALS = 2.5
+"""Two reports may be missed. Less than three, because counts must be right within three intervals of
+a crash, and the half is for the restart itself."""
 
 
 class Open(msgspec.Struct, kw_only=True):
@@ -59,7 +61,7 @@ class Closed(msgspec.Struct, frozen=True, kw_only=True):
 
 class Ledger:
     def __init__(self, report_interval_s: float) -> None:
-        self._patience_s = REPORTS_MISSED * report_interval_s
+        self._patience_s = PATIENCE_INTERVALS * report_interval_s
         self._open: dict[str, Open] = {}
         self._ended: dict[str, float] = {}
         self._refused: dict[str, tuple[Refused, float]] = {}
