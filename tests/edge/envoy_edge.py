@@ -5,6 +5,7 @@ The ext_proc fake does what the request's `x-test-*` headers say.
 """
 
 import asyncio
+import itertools
 import json
 import shutil
 import socket
@@ -61,6 +62,26 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
+_bound = itertools.count()
+
+
+async def serve_at(server: grpc.aio.Server, path: str) -> None:
+    """Bind under another name and rename: gRPC unlinks the name it bound when a stopped server is
+    freed, which may be after its successor was started at the same path."""
+    name = f"{path}.{next(_bound)}"
+    server.add_insecure_port(f"unix:{name}")
+    await server.start()
+    move(name, path)
+
+
+def move(name: str, path: str) -> None:
+    Path(name).replace(path)
+
+
+def clear(path: str) -> None:
+    Path(path).unlink()
+
+
 def eventually(is_true: Callable[[], object], what: str, timeout_s: float = 10) -> None:
     deadline = time.monotonic() + timeout_s
     while not is_true():
@@ -78,7 +99,9 @@ class Engine:
     async def start(self) -> None:
         app = web.Application(client_max_size=1 << 30)
         app.router.add_route("*", "/{path:.*}", self._answer)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        self._runner = web.AppRunner(
+            app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True
+        )
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
         await site.start()
@@ -211,14 +234,11 @@ class Edge:
             (grpc.method_handlers_generic_handler(
                 "envoy.service.ext_proc.v3.ExternalProcessor", {"Process": handler}),)
         )  # fmt: skip
-        path = self.settings.worker_sockets[0]
-        Path(path).unlink(missing_ok=True)
-        self.worker.add_insecure_port(f"unix:{path}")
-        await self.worker.start()
+        await serve_at(self.worker, self.settings.worker_sockets[0])
 
     async def stop_worker(self) -> None:
         await self.worker.stop(None)
-        Path(self.settings.worker_sockets[0]).unlink(missing_ok=True)
+        clear(self.settings.worker_sockets[0])
 
     async def start_control(self) -> None:
         self.control = grpc.aio.server()
@@ -232,9 +252,7 @@ class Edge:
             (grpc.method_handlers_generic_handler(
                 "envoy.service.accesslog.v3.AccessLogService", {"StreamAccessLogs": handler}),)
         )  # fmt: skip
-        Path(self.settings.control_socket).unlink(missing_ok=True)
-        self.control.add_insecure_port(f"unix:{self.settings.control_socket}")
-        await self.control.start()
+        await serve_at(self.control, self.settings.control_socket)
 
     async def _start_fakes(self) -> None:
         self.discovery = DiscoveryServer(

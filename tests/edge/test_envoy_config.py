@@ -1,6 +1,7 @@
-"""The rendered configuration in a real Envoy: which requests reach whom, and what everyone is told."""
+"""The rendered configuration in a real Envoy: who is reached, and who is told what."""
 
 import asyncio
+import concurrent.futures
 import http.client
 import json
 import socket
@@ -374,9 +375,6 @@ def test_a_cluster_update_warms_although_the_endpoints_are_the_same(edge: Edge) 
     edge.publish([edge.engine.address], upstream_connect_timeout_s=3)
     eventually(lambda: '"connect_timeout": "3s"' in edge.admin("/config_dump"), "the new cluster")
     eventually(lambda: edge.stat("cluster_manager.warming_clusters") == 0, "nothing warms")
-    assert "dynamic_warming_clusters" not in edge.admin(
-        "/config_dump?resource=dynamic_warming_clusters"
-    )
     assert complete(edge, edge.engine.address).status == 200
 
 
@@ -440,7 +438,7 @@ def test_more_held_exchanges_than_envoys_default_limits_allow(edge: Edge) -> Non
         writer.write(request)
         answer = await reader.read()
         writer.close()
-        return answer[:12]
+        return answer
 
     async def burst() -> list[bytes]:
         return await asyncio.gather(*(one() for _ in range(count)))
@@ -448,13 +446,13 @@ def test_more_held_exchanges_than_envoys_default_limits_allow(edge: Edge) -> Non
     async def hold() -> None:
         edge.release.clear()
 
-    async def release_when_all_are_held() -> None:
-        while len(edge.seen) < count:
-            await asyncio.sleep(0.05)
+    async def let_go() -> None:
         edge.release.set()
 
     edge.run(hold())
-    releasing = asyncio.run_coroutine_threadsafe(release_when_all_are_held(), edge._loop)
-    answers = asyncio.run(asyncio.wait_for(burst(), 60))
-    releasing.result(1)
-    assert set(answers) == {b"HTTP/1.1 200"}
+    with concurrent.futures.ThreadPoolExecutor(1) as clients:
+        answers = clients.submit(asyncio.run, asyncio.wait_for(burst(), 60))
+        eventually(lambda: len(edge.seen) == count, "all are held at once", 30)
+        edge.run(let_go())
+        refused = [a for a in answers.result() if not a.startswith(b"HTTP/1.1 200")]
+        assert refused == []
