@@ -17,9 +17,8 @@ import grpc.aio
 import msgspec
 
 from sidecar.exchange.effects import ClosePrefill, Confirm, Effect, Note, Place, Send, StartPrefill
-from sidecar.exchange.events import ClientLeft, Event, PrefillAnswered, PrefillFailed
+from sidecar.exchange.events import Broke, ClientLeft, Event, PrefillAnswered, PrefillFailed
 from sidecar.exchange.machine import Exchange, Phase
-from sidecar.exchange.reasons import Reason, refusal
 from sidecar.exchange.records import Placed, Record, Replied
 from sidecar.routing.slots import Demand, NoPlacement, Placement
 from sidecar.wire import ext_proc
@@ -102,27 +101,28 @@ class _Stream:
         self._prefill: asyncio.Task[PrefillAnswered | PrefillFailed] | None = None
         self._read: asyncio.Task[ext_proc.Message | ClientLeft] | None = None
         self._busy_s = 0.0
-        self._woke = 0.0
+        self._woke: float | None = None
+        """since when it works; None: it waits"""
         self._prefill_over_at: float | None = None
 
     async def run(self) -> None:
         try:
             while self.exchange.phase is not Phase.DONE:
-                event = await self._next_event()
-                self._woke = perf_counter()
-                await self._perform(self.exchange.handle(event, monotonic()))
-                self._busy_s += perf_counter() - self._woke
-        except asyncio.CancelledError:
-            raise
+                await self._handle(await self._next_event())
         except Exception:
             log.exception("exchange %s failed", self.exchange.exchange_id)
-            self._settle(self.exchange.handle(ClientLeft(), monotonic()))
-            await self._send(refusal(Reason.INTERNAL))
+            await self._handle(Broke())
         finally:
             self._settle(self.exchange.handle(ClientLeft(), monotonic()))
             for task in (self._prefill, self._read):
                 if task is not None:
                     task.cancel()
+
+    async def _handle(self, event: Event) -> None:
+        self._woke = perf_counter()
+        await self._perform(self.exchange.handle(event, monotonic()))
+        self._busy_s += perf_counter() - self._woke
+        self._woke = None
 
     async def _next_event(self) -> Event:
         """Whatever comes first: prefill's end, or Envoy's next message."""
@@ -205,7 +205,7 @@ class _Stream:
             over = self._prefill_over_at
             record = msgspec.structs.replace(
                 record,
-                overhead_s=self._busy_s + (now - self._woke),
+                overhead_s=self._busy_s + (0.0 if self._woke is None else now - self._woke),
                 gap_s=now - over if over is not None and record.is_handed_over else None,
             )
         self._here.note(record)

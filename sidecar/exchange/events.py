@@ -29,6 +29,10 @@ class ClientLeft(msgspec.Struct, frozen=True):
     """Envoy ended the stream because the client (or Envoy's own limit) ended the request."""
 
 
+class Broke(msgspec.Struct, frozen=True):
+    """The driver failed, or this package did: a bug, of which the client hears as an error 500."""
+
+
 Event = (
     RequestHeaders
     | RequestBody
@@ -39,4 +43,5 @@ Event = (
     | PrefillAnswered
     | PrefillFailed
     | ClientLeft
+    | Broke
 )

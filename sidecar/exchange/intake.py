@@ -44,10 +44,12 @@ def refuse_headers(
     encoding = event.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
         return Refusal(Reason.BODY_ENCODING)
-    length = event.headers.get("content-length", "")
-    if length.isdigit():
-        return _refuse_size(int(length), limits)
-    return None
+    return _refuse_size(_content_length(event.headers.get("content-length", "")), limits)
+
+
+def _content_length(text: str) -> int:
+    """0 for what is not one: the body's own size is checked in any case."""
+    return int(text) if text.isdecimal() and len(text) < 20 else 0
 
 
 def read_request(

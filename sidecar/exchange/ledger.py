@@ -4,7 +4,7 @@ A worker owns both slots until its last reply; with that the decode slot passes 
 Entries of the access log can be lost while the log server is away, so Envoy reports every open
 stream again and again: one that no report names for three intervals is closed as lost, one that is
 named but unknown is adopted. Pure; `now` is monotonic seconds. Invariant: each slot's count is the
-number of entries that hold it, and every entry that is closed is closed once.
+number of entries that hold it, and every exchange is closed once.
 """
 
 from collections import Counter
@@ -20,8 +20,8 @@ from sidecar.wire.access_log import Entry, Trail
 MEMORY_S = 60.0
 """how long the id of an ended exchange is remembered: its records may arrive after its end"""
 PATIENCE_INTERVALS = 2.5
-"""Two reports may be missed. Less than three, because counts must be right within three intervals of
-a crash, and the half is for the restart itself."""
+"""Two reports may be missed. Less than three, because counts must be right within three intervals
+of a crash, and the half is for the restart itself."""
 
 
 class Open(msgspec.Struct, kw_only=True):
@@ -113,18 +113,18 @@ class Ledger:
         entry.named = now
         if isinstance(record, PrefillEnded):
             entry.prefill_s, entry.prefill_reason = record.seconds, record.reason
-            # An aggregated exchange holds its prefill slot until the answer's end.
-            if entry.placed.mode is not None:
-                self._hold("prefill", entry.prefill, -1)
-                entry.prefill = None
+            self._prefill_over(entry)
         elif isinstance(record, Moved):
             self._hold("decode", entry.decode, -1)
+            entry.placed = msgspec.structs.replace(entry.placed, decode=record.decode)
             entry.decode = record.decode
             self._hold("decode", entry.decode, 1)
         else:
             entry.is_with_log = True
             entry.reason, entry.client_phase = record.reason, record.phase
-            if not record.is_handed_over:
+            if record.is_handed_over:
+                self._prefill_over(entry)
+            else:
                 self._release(entry)
 
     def worker_lost(self, worker: int, now: float) -> None:
@@ -132,15 +132,22 @@ class Ledger:
         for entry in self._open.values():
             if entry.placed.worker == worker and not entry.is_with_log:
                 entry.is_with_log, entry.named = True, now
-                self._hold("prefill", entry.prefill, -1)
-                entry.prefill = None
+                self._prefill_over(entry)
+
+    def _prefill_over(self, entry: Open) -> None:
+        """The prefill leg is over. An aggregated exchange has none: it holds its slot to the
+        answer's end."""
+        if entry.placed.mode is not None:
+            self._hold("prefill", entry.prefill, -1)
+            entry.prefill = None
 
     # --- what the access log says ---------------------------------------------------------------
 
     def report(self, log: Entry, now: float) -> Closed | None:
         """Take one access log entry; returns the exchange if it is over."""
         if not log.exchange:
-            return None
+            # Envoy refused it before the sidecar heard of it: nothing is held, but it is counted.
+            return closed(None, None, "", log) if log.is_end else None
         if log.is_end:
             return self._end(log, now)
         entry = self._open.get(log.exchange)
@@ -184,32 +191,32 @@ class Ledger:
         refused = self._refused.pop(log.exchange, None)
         if entry is not None:
             self._release(entry)
-            ended = closed(entry.placed, entry.reason, entry.client_phase, log)
+            # The worker may have died between its answer and the record of it.
+            reason = entry.reason or _reason(log.reply)
+            ended = closed(entry.placed, reason, entry.client_phase, log)
             return msgspec.structs.replace(ended, prefill_s=entry.prefill_s)
         if refused is not None:
-            record = refused[0]
-            return Closed(
-                placed=None,
-                api=record.api,
-                model=record.model,
-                is_streaming=record.is_streaming,
-                outcome=outcome_of(record.reason, log),
-                reason=record.reason,
-                entry=log,
-            )
+            return _refused(refused[0], log)
         return closed(None, _reason(log.reply), "", log)
 
     # --- time -----------------------------------------------------------------------------------
 
     def sweep(self, now: float) -> list[Closed]:
-        """Close what no report has named for three intervals; forget what ended long ago."""
+        """Close what no report has named for too long; forget what ended long ago."""
         lost = [
             key
             for key, entry in self._open.items()
             if entry.is_with_log and now - entry.named > self._patience_s
         ]
-        self._forget(now)
-        return [self._lose(key, now) for key in lost]
+        for key in list(_older(self._ended, now)):
+            del self._ended[key]
+        return [*self._unreported(now), *(self._lose(key, now) for key in lost)]
+
+    def _unreported(self, now: float) -> list[Closed]:
+        """Refusals whose end entry never came: how they ended is known all the same."""
+        over = list(_older({key: at for key, (_, at) in self._refused.items()}, now))
+        self._ended.update((key, now) for key in over)
+        return [_refused(self._refused.pop(key)[0], None) for key in over]
 
     def envoy_gone(self, now: float) -> list[Closed]:
         """Envoy died: all its exchanges (one Envoy for each sidecar) are over."""
@@ -229,13 +236,6 @@ class Ledger:
             reason=entry.reason,
         )
 
-    def _forget(self, now: float) -> None:
-        """Both tables are in order of time, so the old ones are at their front."""
-        for key in list(_older(self._ended, now)):
-            del self._ended[key]
-        for key in [k for k, (_, at) in self._refused.items() if now - at > MEMORY_S]:
-            del self._refused[key]
-
     # --- slots ----------------------------------------------------------------------------------
 
     def _release(self, entry: Open) -> None:
@@ -253,6 +253,7 @@ class Ledger:
 
 
 def _older(times: dict[str, float], now: float) -> Iterator[str]:
+    """The keys older than the memory; `times` is in order, so they are at its front."""
     for key, at in times.items():
         if now - at <= MEMORY_S:
             return
@@ -261,6 +262,18 @@ def _older(times: dict[str, float], now: float) -> Iterator[str]:
 
 def _reason(reply: str) -> Reason | None:
     return Reason(reply) if reply in Reason.__members__.values() else None
+
+
+def _refused(record: Refused, log: Entry | None) -> Closed:
+    return Closed(
+        placed=None,
+        api=record.api,
+        model=record.model,
+        is_streaming=record.is_streaming,
+        outcome=TABLE[record.reason].outcome,
+        reason=record.reason,
+        entry=log,
+    )
 
 
 def closed(placed: Placed | None, reason: Reason | None, phase: str, log: Entry) -> Closed:
@@ -281,10 +294,12 @@ def outcome_of(reason: Reason | None, log: Entry) -> Outcome:
     """How the client saw it end: the sidecar's own reason first, then Envoy's flags and status."""
     if reason is not None:
         return TABLE[reason].outcome
-    if "DC" in log.flags:
+    if log.flags & {"DC", "DR"} or log.status == 0:
         return Outcome.CANCELLED
     if log.flags & {"SI", "DT"} or ("UT" in log.flags and log.status == 200):
         return Outcome.STALLED
+    if not log.exchange and log.status >= 500:
+        return Outcome.REFUSED  # by Envoy: no worker answers, or too much is open
     if log.flags & {"UH", "UF", "UC", "UT", "UR", "UO", "URX", "UPE", "LR"} or log.status >= 500:
         return Outcome.DECODE_FAILED
     return Outcome.CLIENT_ERROR if log.status >= 400 else Outcome.OK

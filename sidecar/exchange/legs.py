@@ -12,17 +12,19 @@ from sidecar.exchange.situation import Limits
 from sidecar.routing.instance import TransferMode
 from sidecar.routing.slots import Placement, Target
 from sidecar.wire import kv_transfer
-from sidecar.wire.ext_proc import DESTINATION, STRIPPED, BodyReply
+from sidecar.wire.ext_proc import DESTINATION, STRIPPED, BodyReply, HeadersReply
 from sidecar.wire.openai import SUFFIX, Fields, join
 
 _NOT_FORWARDED = frozenset(
     re.split(
         r"\s+",
         "host content-length content-type transfer-encoding connection keep-alive te upgrade "
-        "expect accept-encoding x-request-id proxy-connection trailer",
+        "expect accept-encoding x-request-id proxy-connection proxy-authorization trailer",
     )
 ) | frozenset(STRIPPED)
 """Hop-by-hop, set anew for the prefill leg, or not the client's to set."""
+
+_PREFIXES_NOT_FORWARDED = (":", "x-envoy-", "x-pd-")
 
 
 def prefill_leg(
@@ -32,9 +34,11 @@ def prefill_leg(
     target = placement.prefill
     assert target is not None
     headers = {
-        k: v
-        for k, v in request.headers.items()
-        if k[0] != ":" and k not in _NOT_FORWARDED and not k.startswith("x-envoy-") and v.isascii()
+        name: value
+        for name, value in request.headers.items()
+        if name not in _NOT_FORWARDED
+        and not name.startswith(_PREFIXES_NOT_FORWARDED)
+        and value.isascii()
     }
     headers["content-type"] = "application/json"
     headers["x-request-id"] = kv_transfer.request_id(pair, request.exchange)
@@ -73,6 +77,20 @@ def aggregated_leg(
 ) -> BodyReply:
     """The whole request to one instance, without KV transfer."""
     return _to_instance(request, target, join(request.fields), limits, metadata, request.exchange)
+
+
+def single_leg(
+    exchange: str,
+    headers: dict[str, str],
+    target: Target,
+    limits: Limits,
+    metadata: dict[str, str],
+) -> HeadersReply:
+    """A single-instance path to one instance, which spreads it over its ranks itself."""
+    headers = destination(target, headers.get(":path", "/"))
+    headers["x-request-id"] = exchange
+    headers |= _authorization(limits)
+    return HeadersReply(set_headers=headers, metadata=metadata)
 
 
 def _to_instance(

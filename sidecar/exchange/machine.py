@@ -17,12 +17,12 @@ r"""One exchange as a state machine: an event in, effects out; no I/O, no clock,
        v
     CONFIRM (is the decode slot still good?) --dispatched, or no decode left------> DONE
 
-Invariants: what `Placed` took is given back by exactly one `Replied` (with `PrefillEnded` before it
-when a prefill leg ran); one reply a phase; nothing after DONE. An event that the table does not
-name is an error, never a silent pass.
+From every phase ClientLeft and Broke lead to DONE. Invariants: what `Placed` took is given back by
+exactly one `Replied` (with `PrefillEnded` before it when a prefill leg ran); one reply a phase;
+nothing after DONE. An event that the table does not name is an error, never a silent pass.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -30,21 +30,21 @@ import msgspec
 
 from sidecar.errors import PdSidecarError
 from sidecar.exchange import legs
+from sidecar.exchange.answers import Answers
 from sidecar.exchange.effects import ClosePrefill, Confirm, Effect, End, Note, Place, Send
-from sidecar.exchange.events import ClientLeft, Event, PrefillAnswered, PrefillFailed
+from sidecar.exchange.events import Broke, ClientLeft, Event, PrefillAnswered, PrefillFailed
 from sidecar.exchange.intake import Refusal, Request, read_request, refuse_headers
 from sidecar.exchange.own_paths import own_answer
-from sidecar.exchange.reasons import Reason, refusal
+from sidecar.exchange.reasons import Reason
 from sidecar.exchange.receipt import client_id, placed_record, receipt, refused_record, trail
 from sidecar.exchange.records import Moved, Placed, PrefillEnded, Replied
 from sidecar.exchange.situation import Limits, Situation
-from sidecar.routing.instance import TransferMode
+from sidecar.routing.instance import Role, TransferMode
 from sidecar.routing.slots import Demand, NoPlacement, Placement, Target, every_slot
 from sidecar.routing.view import Slot
 from sidecar.wire import kv_transfer, openai
 from sidecar.wire.ext_proc import (
     HeadersReply,
-    ImmediateReply,
     PassReply,
     RequestBody,
     RequestHeaders,
@@ -89,7 +89,7 @@ class Exchange:
         self._situation = situation
         self._limits = limits
         self._headers: dict[str, str] = {}
-        self._echo: dict[str, str] = {}
+        self._answers = Answers(exchange_id)
         self._api: openai.Api | None = None
         self._request: Request | None = None
         self._placement: Placement | None = None
@@ -98,6 +98,8 @@ class Exchange:
         self._attempt = 0
         self._prefill_deadline = 0.0
         self._is_prefill_running = False
+        self._prefill_failure: Reason | None = None
+        """why the last attempt failed"""
         self._is_prefill_good = False
         self._handed_over: openai.Fields | None = None
         self._is_placed = False
@@ -106,12 +108,15 @@ class Exchange:
     @property
     def open_record(self) -> Placed | None:
         """What this exchange holds open, for a control process that has forgotten it."""
-        return self._record if self._is_placed else None
+        record = self._record if self._is_placed else None
+        if record is None or record.mode is None or self._is_prefill_running:
+            return record
+        return msgspec.structs.replace(record, prefill=None)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take one event; `now` is monotonic seconds. Raises IllegalEvent."""
-        if isinstance(event, ClientLeft):
-            return self._client_left()
+        if isinstance(event, ClientLeft | Broke):
+            return self._broken_off(event)
         step = _TABLE.get((self.phase, type(event)))
         if step is None:
             raise IllegalEvent(f"{type(event).__name__} in phase {self.phase}")
@@ -121,13 +126,12 @@ class Exchange:
 
     def _on_headers(self, event: RequestHeaders, _now: float) -> list[Effect]:
         self._headers = event.headers
-        # An answer always carries an id: the client's own, or the one in our logs.
-        answer_id = client_id(event.headers.get("x-request-id", "")) or self.exchange_id
-        self._echo = {"x-request-id": answer_id}
+        client = client_id(event.headers.get("x-request-id", ""))
+        self._answers = Answers(self.exchange_id, client)
         self._api = openai.api_of(event.path) if event.method == "POST" else None
-        answer = own_answer(event.path, self._situation, self._echo)
+        answer = own_answer(event.path, self._situation, self._answers.echo)
         if answer is not None:
-            return self._finish([Send(self._marked(answer))])
+            return self._finish([Send(self._answers.marked(answer))])
         refused = refuse_headers(event, self._api, self._situation, self._limits)
         if refused is not None:
             return self._refuse(refused.reason, refused.detail)
@@ -137,8 +141,10 @@ class Exchange:
         self.phase = Phase.BODY
         reply = HeadersReply(
             set_headers={"x-request-id": self.exchange_id},
-            metadata=self._metadata(),
-            wants_response_headers=self._situation.has_write,
+            metadata=self._answers.metadata,
+            # Only a WRITE placement uses them; whether it will be one is not known yet, and asking
+            # costs nothing where the stream ends with the body reply.
+            wants_response_headers=True,
         )
         return [Send(reply)]
 
@@ -164,16 +170,19 @@ class Exchange:
         )
 
     def _on_no_placement(self, event: NoPlacement, _now: float) -> list[Effect]:
-        return self._refuse(Reason(event.reason))
+        reason = Reason(event.reason)
+        if reason is Reason.NO_PREFILL_INSTANCE and self._prefill_failure is not None:
+            reason = self._prefill_failure  # there is one, and it failed: say that
+        return self._refuse(reason)
 
     def _on_placed(self, event: Placement, now: float) -> list[Effect]:
         if self._request is None:
-            return self._serve_single(event)
+            return self._serve_single(event.answering)
         request, self._placement = self._request, event
-        if event.decode is None or self._must_aggregate(event):
-            assert event.prefill is not None
+        if event.prefill is None or event.decode is None:
+            return self._serve_aggregated(event.answering)
+        if self._must_aggregate(event.prefill, event.decode):
             return self._serve_aggregated(event.prefill)
-        assert event.prefill is not None
         self._attempt += 1
         self._pair = kv_transfer.Pair(
             prefill=event.prefill.member,
@@ -195,14 +204,10 @@ class Exchange:
         )
         return [*effects, Send(reply)]
 
-    def _must_aggregate(self, placement: Placement) -> bool:
+    def _must_aggregate(self, prefill: Target, decode: Target) -> bool:
         """`/v1/responses` ignores the request id, so it cannot carry embedded addresses."""
-        prefill, decode = placement.prefill, placement.decode
-        return (
-            self._api is openai.Api.RESPONSES
-            and prefill is not None
-            and decode is not None
-            and kv_transfer.embeds_addresses((prefill.member.version, decode.member.version))
+        return self._api is openai.Api.RESPONSES and kv_transfer.embeds_addresses(
+            (prefill.member.version, decode.member.version)
         )
 
     def _take(
@@ -214,21 +219,24 @@ class Exchange:
         self._is_placed = True
         return self._record
 
-    def _serve_single(self, placement: Placement) -> list[Effect]:
+    def _take_one(self, target: Target) -> Placed:
+        if target.member.instance.role is Role.PREFILL:
+            return self._take(None, target, None)
+        return self._take(None, None, target)
+
+    def _serve_single(self, target: Target) -> list[Effect]:
         """A single-instance path, placed at the headers step; the body passes by."""
-        target = placement.prefill or placement.decode
-        assert target is not None
-        record = self._take(None, placement.prefill, placement.decode)
-        headers = legs.destination(target, self._headers[":path"])
-        headers["x-request-id"] = self.exchange_id
-        reply = HeadersReply(set_headers=headers, metadata=self._placed_metadata())
-        return self._finish([Note(record), Send(reply)], is_handed_over=True)
+        taken = Note(self._take_one(target))
+        reply = legs.single_leg(
+            self.exchange_id, self._headers, target, self._limits, self._placed_metadata()
+        )
+        return self._finish([taken, Send(reply)], is_handed_over=True)
 
     def _serve_aggregated(self, target: Target) -> list[Effect]:
         assert self._request is not None
-        effects: list[Effect] = [Note(self._take(None, target, None))]
+        taken = Note(self._take_one(target))
         reply = legs.aggregated_leg(self._request, target, self._limits, self._placed_metadata())
-        return self._finish([*effects, Send(reply)], is_handed_over=True)
+        return self._finish([taken, Send(reply)], is_handed_over=True)
 
     # --- prefill ----------------------------------------------------------------------------
 
@@ -236,22 +244,22 @@ class Exchange:
         self._is_prefill_running = False
         return [Note(PrefillEnded(exchange=self.exchange_id, seconds=seconds, reason=reason))]
 
-    def _on_prefill_answered(self, event: PrefillAnswered, _now: float) -> list[Effect]:
-        if event.status >= 500:
-            return self._prefill_failed(Reason.PREFILL_ERROR, event.seconds)
-        if event.status >= 300:
-            effects = self._prefill_over(event.seconds, Reason.PREFILL_REJECTED)
-            return self._finish([*effects, Send(self._engines_own(event))], Reason.PREFILL_REJECTED)
+    def _on_prefill_answered(self, event: PrefillAnswered, now: float) -> list[Effect]:
+        assert self._placement is not None
+        assert self._placement.prefill is not None
+        if 400 <= event.status < 500:
+            reason = Reason.PREFILL_REJECTED
+            effects = self._prefill_over(event.seconds, reason)
+            return self._finish([*effects, Send(self._answers.rejection(event))], reason)
+        if not 200 <= event.status < 300:
+            return self._prefill_failed(Reason.PREFILL_ERROR, event.seconds, now)
         effects = self._prefill_over(event.seconds, None)
         handed_over = kv_transfer.handed_over(event.body) if event.body is not None else None
-        if self._placement is not None and self._placement.mode is TransferMode.WRITE:
-            return self._write_prefill_done(
-                effects, is_good=event.body is None or handed_over is not None
-            )
-        assert self._placement is not None
+        if self._placement.mode is TransferMode.WRITE:
+            is_good = event.body is None or handed_over is not None
+            return self._write_prefill_done(effects, is_good=is_good)
         if handed_over is None:
             # Prefill freed its blocks (it ended by EOS): it serves the request whole (design §6).
-            assert self._placement.prefill is not None
             return effects + self._serve_aggregated(self._placement.prefill)
         self._handed_over = handed_over
         self.phase = Phase.CONFIRM
@@ -283,27 +291,16 @@ class Exchange:
 
     def _write_prefill_done(self, effects: list[Effect], *, is_good: bool) -> list[Effect]:
         if not is_good:
-            refused = Send(self._refusal(Reason.PREFILL_WITHOUT_KV))
-            return self._finish([*effects, refused], Reason.PREFILL_WITHOUT_KV)
+            return self._refuse(Reason.PREFILL_WITHOUT_KV, after=effects)
         self._is_prefill_good = True
         if self.phase is Phase.HELD:
             return self._finish([*effects, Send(PassReply())], is_handed_over=True)
         return effects
 
-    def _engines_own(self, event: PrefillAnswered) -> ImmediateReply:
-        """Prefill's refusal, its body byte for byte."""
-        reason = Reason.PREFILL_REJECTED
-        return ImmediateReply(
-            status=event.status,
-            body=event.body or b"",
-            headers={"content-type": event.content_type, "x-pd-error": reason, **self._echo},
-            metadata=self._metadata() | {"reply": reason},
-        )
+    def _on_prefill_failed(self, event: PrefillFailed, now: float) -> list[Effect]:
+        return self._prefill_failed(event.reason, event.seconds, now)
 
-    def _on_prefill_failed(self, event: PrefillFailed, _now: float) -> list[Effect]:
-        return self._prefill_failed(event.reason, event.seconds)
-
-    def _prefill_failed(self, reason: Reason, seconds: float) -> list[Effect]:
+    def _prefill_failed(self, reason: Reason, seconds: float, now: float) -> list[Effect]:
         assert self._placement is not None
         assert self._placement.prefill is not None
         effects = self._prefill_over(seconds, reason)
@@ -311,56 +308,41 @@ class Exchange:
             self.phase is Phase.PREFILL
             and reason is not Reason.PREFILL_TIMEOUT
             and self._attempt < self._limits.prefill_attempts
+            and now < self._prefill_deadline
         )
         if may_retry:
+            self._prefill_failure = reason
             self._tried |= _suspects(self._placement.prefill, reason)
             self.phase = Phase.PLACING
             return [*effects, Place(self._demand())]
-        return self._finish([*effects, Send(self._refusal(reason))], reason)
+        return self._refuse(reason, after=effects)
 
     # --- the answer's headers (WRITE) -------------------------------------------------------
 
     def _on_response(self, event: ResponseHeaders, _now: float) -> list[Effect]:
-        if not 200 <= event.status < 300:
-            closing: list[Effect] = [ClosePrefill()] if self._is_prefill_running else []
-            if self._is_prefill_running:
-                closing += self._prefill_over(None, None)
-            return self._finish([Send(PassReply()), *closing], is_handed_over=True)
-        if self._is_prefill_good:
+        if self._is_prefill_good or not 200 <= event.status < 300:
             return self._finish([Send(PassReply())], is_handed_over=True)
         self.phase = Phase.HELD
         return []
 
     # --- ends -------------------------------------------------------------------------------
 
-    def _refuse(self, reason: Reason, detail: str = "") -> list[Effect]:
-        """Answer for `reason`; whatever an earlier attempt held is given back."""
-        reply = Send(self._refusal(reason, detail))
+    def _refuse(
+        self, reason: Reason, detail: str = "", *, after: Sequence[Effect] = ()
+    ) -> list[Effect]:
+        """Answer for `reason`; whatever is held is given back."""
+        effects = [*after, Send(self._answers.refusal(reason, detail))]
         if self._is_placed:
-            return self._finish([reply], reason)
+            return self._finish(effects, reason)
         record = refused_record(self.exchange_id, self._api, self._request, reason)
-        return self._finish([reply, Note(record)])
+        return self._finish([*effects, Note(record)])
 
-    def _refusal(self, reason: Reason, detail: str = "") -> ImmediateReply:
-        return self._marked(refusal(reason, detail=detail, echo=self._echo))
-
-    def _marked(self, reply: ImmediateReply) -> ImmediateReply:
-        """With the metadata by which the access log knows it."""
-        return ImmediateReply(
-            status=reply.status,
-            body=reply.body,
-            headers=reply.headers,
-            metadata=self._metadata() | reply.metadata,
-        )
-
-    def _client_left(self) -> list[Effect]:
-        phase = self.phase
-        if phase is Phase.DONE:
+    def _broken_off(self, event: ClientLeft | Broke) -> list[Effect]:
+        if self.phase is Phase.DONE:
             return []
-        effects: list[Effect] = []
-        if self._is_prefill_running:
-            effects = [ClosePrefill(), *self._prefill_over(None, None)]
-        return self._finish(effects, client_phase=_CLIENT_PHASE[phase])[:-1]  # no stream to end
+        if isinstance(event, Broke):
+            return self._refuse(Reason.INTERNAL)
+        return self._finish([], client_phase=_CLIENT_PHASE[self.phase])
 
     def _finish(
         self,
@@ -373,7 +355,7 @@ class Exchange:
         """The one way to DONE: gives back what was taken, then ends the stream."""
         self.phase = Phase.DONE
         if self._is_prefill_running:
-            effects = [*effects, ClosePrefill(), *self._prefill_over(None, reason)]
+            effects = [*effects, ClosePrefill(), *self._prefill_over(None, None)]
         if self._is_placed:
             self._is_placed = False
             replied = Replied(
@@ -385,12 +367,9 @@ class Exchange:
             effects = [*effects, Note(replied)]
         return [*effects, End()]
 
-    def _metadata(self) -> dict[str, str]:
-        return {"ex": self.exchange_id, "client_id": self._echo.get("x-request-id", "")}
-
     def _placed_metadata(self) -> dict[str, str]:
         assert self._record is not None
-        metadata = self._metadata() | {"rec": trail(self._record)}
+        metadata = self._answers.metadata | {"rec": trail(self._record)}
         if self._limits.shows_route:
             metadata |= receipt(self._placement, self._record, self._limits.shows_addresses)
         return metadata

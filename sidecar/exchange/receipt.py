@@ -10,6 +10,8 @@ from sidecar.wire.access_log import Trail, encode_trail
 from sidecar.wire.openai import Api
 
 _CLIENT_ID_MAX = 128
+_MODEL_MAX = 128
+"""characters of a model's name that are kept: a client may write anything there"""
 
 
 def client_id(value: str) -> str:
@@ -44,7 +46,7 @@ def placed_record(
         exchange=exchange,
         worker=worker,
         api=_name(api),
-        model=request.model if request else "",
+        model=_model(request),
         is_streaming=request.is_streaming if request else False,
         mode=mode,
         prefill=prefill.slot if prefill else None,
@@ -59,7 +61,7 @@ def refused_record(
     return Refused(
         exchange=exchange,
         api=_name(api),
-        model=request.model if request else "",
+        model=_model(request),
         is_streaming=request.is_streaming if request else False,
         reason=reason,
     )
@@ -69,12 +71,16 @@ def _name(api: Api | None) -> str:
     return api.value if api else "other"
 
 
+def _model(request: Request | None) -> str:
+    return request.model[:_MODEL_MAX] if request else ""
+
+
 def trail(record: Placed) -> str:
     return encode_trail(
         Trail(
             worker=record.worker,
             api=record.api,
-            model=record.model[:128],
+            model=record.model,
             is_streaming=record.is_streaming,
             mode=record.mode,
             prefill=record.prefill,

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from sidecar.routing.instance import Role, TransferMode
+from sidecar.routing.instance import Role
 from sidecar.routing.view import View
 
 
@@ -31,8 +31,6 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     is_draining: bool
     has_prefill: bool
     has_decode: bool
-    has_write: bool
-    """some placeable instance is WRITE: response headers must be asked for (design §3)"""
     models: tuple[str, ...]
     """the union of the served names, sorted"""
 
@@ -47,7 +45,6 @@ def survey(view: View) -> Situation:
         is_draining=view.is_draining,
         has_prefill=any(m.instance.role is Role.PREFILL for m in placeable),
         has_decode=any(m.instance.role is Role.DECODE for m in placeable),
-        has_write=any(m.instance.transfer_mode is TransferMode.WRITE for m in placeable),
         models=_union(m.models for m in placeable),
     )
 

@@ -6,12 +6,13 @@ Source: envoy/service/accesslog/v3/als.proto, envoy/data/accesslog/v3/accesslog.
 import msgspec
 from envoy.data.accesslog.v3 import accesslog_pb2
 from envoy.service.accesslog.v3 import als_pb2
+from google.protobuf.message import DecodeError
 
+from sidecar.errors import RemoteError
 from sidecar.routing.instance import TransferMode
 from sidecar.routing.view import Slot
 from sidecar.wire.names import join_address
 
-_TYPE = accesslog_pb2
 _FLAGS = {
     "failed_local_healthcheck": "LH",
     "no_healthy_upstream": "UH",
@@ -38,7 +39,9 @@ _FLAGS = {
     "delay_injected": "DI",
     "fault_injected": "FI",
     "dns_resolution_failure": "DF",
-    "drop_overload": "DO",
+    "unauthorized_details": "UAEX",
+    "rate_limit_service_error": "RLSE",
+    "downstream_remote_reset": "DR",
 }
 """Fields of `ResponseFlags`, by Envoy's own short names."""
 
@@ -93,8 +96,11 @@ def decode_trail(text: str) -> Trail | None:
 
 
 def decode(data: bytes) -> list[Entry]:
-    """One StreamAccessLogsMessage."""
-    message = als_pb2.StreamAccessLogsMessage.FromString(data)
+    """One StreamAccessLogsMessage. Raises RemoteError on garbage."""
+    try:
+        message = als_pb2.StreamAccessLogsMessage.FromString(data)
+    except DecodeError as error:
+        raise RemoteError(f"not a StreamAccessLogsMessage: {error}") from None
     return [_entry(e) for e in message.http_logs.log_entry]
 
 
@@ -104,7 +110,7 @@ def _entry(entry: accesslog_pb2.HTTPAccessLogEntry) -> Entry:
     socket = common.upstream_remote_address.socket_address
     return Entry(
         exchange=tags.get("ex", ""),
-        is_end=common.access_log_type in (_TYPE.NotSet, _TYPE.DownstreamEnd),
+        is_end=common.access_log_type in (accesslog_pb2.NotSet, accesslog_pb2.DownstreamEnd),
         status=entry.response.response_code.value,
         flags=_flags(common.response_flags),
         upstream=join_address(socket.address, socket.port_value) if socket.address else "",
@@ -117,11 +123,9 @@ def _entry(entry: accesslog_pb2.HTTPAccessLogEntry) -> Entry:
 
 
 def _flags(flags: accesslog_pb2.ResponseFlags) -> frozenset[str]:
-    set_fields = (field.name for field, value in flags.ListFields())
-    return frozenset(
-        _FLAGS.get(name, "UAEX" if name == "unauthorized_details" else name) for name in set_fields
-    )
+    """A flag that a later Envoy adds keeps its field's name."""
+    return frozenset(_FLAGS.get(field.name, field.name) for field, _ in flags.ListFields())
 
 
 def _seconds(microseconds: str) -> float | None:
-    return int(microseconds) / 1e6 if microseconds.isdigit() else None
+    return int(microseconds) / 1e6 if microseconds.isdecimal() else None

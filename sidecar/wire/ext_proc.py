@@ -8,6 +8,9 @@ import msgspec
 from envoy.config.core.v3 import base_pb2
 from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
+from google.protobuf.message import DecodeError
+
+from sidecar.errors import RemoteError
 
 NAMESPACE = "pd"
 """Of the dynamic metadata; Envoy's filter must list it in `metadata_options`."""
@@ -86,8 +89,11 @@ Reply = HeadersReply | BodyReply | PassReply | ImmediateReply
 
 
 def decode(data: bytes) -> Message:
-    """One ProcessingRequest. Raises ValueError (protobuf's DecodeError) on garbage."""
-    request = pb.ProcessingRequest.FromString(data)
+    """One ProcessingRequest. Raises RemoteError on garbage."""
+    try:
+        request = pb.ProcessingRequest.FromString(data)
+    except DecodeError as error:
+        raise RemoteError(f"not a ProcessingRequest: {error}") from None
     kind = request.WhichOneof("request")
     if kind == "request_headers":
         return RequestHeaders(
@@ -112,7 +118,8 @@ def _headers(message: pb.HttpHeaders) -> dict[str, str]:
 def _status(message: pb.HttpHeaders) -> int:
     for header in message.headers.headers:
         if header.key == ":status":
-            return int(header.raw_value or header.value)
+            text = header.raw_value.decode("latin-1") or header.value
+            return int(text) if text.isdecimal() else 0
     return 0
 
 

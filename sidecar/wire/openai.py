@@ -5,6 +5,7 @@ so everything that shapes the prompt is byte-identical on both legs (protocol c)
 instances or of Envoy.
 """
 
+import re
 from enum import StrEnum
 
 import msgspec
@@ -95,25 +96,45 @@ def is_set(fields: Fields, name: str) -> bool:
 def needs_one_instance(fields: Fields, api: Api) -> bool:
     """Whether one transfer id cannot carry this request (protocol h): it is served aggregated.
 
-    `n > 1`, beam search, `echo`, `prompt_logprobs`, and several prompts in one request.
+    `n > 1`, `best_of > 1`, beam search, `echo`, `prompt_logprobs`, and several prompts in one
+    request.
     """
-    n = fields.get("n")
-    if n is not None and bytes(n).strip() not in (b"1", b"null"):
+    if any(_is_many(fields.get(name)) for name in ("n", "best_of")):
         return True
     if any(is_set(fields, name) for name in ("use_beam_search", "echo", "prompt_logprobs")):
         return True
-    return api is Api.COMPLETIONS and _has_many_prompts(fields.get("prompt"))
-
-
-def _has_many_prompts(prompt: msgspec.Raw | None) -> bool:
-    """A list of strings or of token lists with more than one entry; `[1,2,3]` is one prompt."""
-    if prompt is None or bytes(memoryview(prompt)[:64]).lstrip()[:1] != b"[":
+    if api is not Api.COMPLETIONS:
         return False
+    return sum(_count_prompts(fields.get(name)) for name in ("prompt", "prompt_embeds")) > 1
+
+
+def _is_many(count: msgspec.Raw | None) -> bool:
+    """Not surely one: what is no number is for the engine to refuse, without a transfer."""
+    return count is not None and bytes(count) not in (b"1", b"null")
+
+
+def _count_prompts(prompt: msgspec.Raw | None) -> int:
+    """How many prompts: a list of strings or of token lists is many; `[1,2,3]` is one."""
+    # A view: a prompt of 1 MB is not to be copied for a look at its start.
+    view = memoryview(NULL if prompt is None else prompt)
+    first = _first(view)
+    if first == b"n":
+        return 0
+    if first != b"[" or _first(view[1:]) not in (b'"', b"["):
+        return 1
     try:
-        items = msgspec.json.decode(prompt, type=list[msgspec.Raw])
-    except msgspec.DecodeError:
-        return False
-    return len(items) > 1 and bytes(items[0]).lstrip()[:1] in (b'"', b"[")
+        return len(msgspec.json.decode(view, type=list[msgspec.Raw]))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return 1
+
+
+def _first(value: memoryview) -> bytes:
+    """The first byte that is not white space."""
+    match = _NOT_BLANK.search(value)
+    return match[0] if match else b""
+
+
+_NOT_BLANK = re.compile(rb"[^ \t\r\n]")
 
 
 def error_body(message: str, kind: str, code: str | int, param: str | None = None) -> bytes:
