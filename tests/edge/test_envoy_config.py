@@ -356,6 +356,14 @@ def test_an_endpoint_update_is_acked_and_reaches_the_new_engine(edge: Edge) -> N
         edge.run(other.stop())
 
 
+def test_an_empty_pool_and_ipv6_are_acked(edge: Edge) -> None:
+    for endpoints in ([], ["[::1]:9", edge.engine.address]):
+        edge.publish(endpoints)
+        eventually(lambda wanted=endpoints: edge.serves(wanted), "the update ACKed")
+    assert complete(edge, edge.engine.address).status == 200
+    assert complete(edge, "[::1]:9").reason == "decode_refused"
+
+
 def test_a_refused_endpoint_list_keeps_the_old_one_serving_and_stops_gating(edge: Edge) -> None:
     edge.publish([edge.engine.address, "a-name-not-an-address:80"])
     eventually(lambda: edge.discovery.nacks_total["ClusterLoadAssignment"] == 1, "the NACK")
