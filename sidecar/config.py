@@ -61,7 +61,8 @@ class Probe(_Section, frozen=True, kw_only=True):
 
 class Prefill(_Section, frozen=True, kw_only=True):
     timeout_s: float = 600.0
-    """the whole prefill phase, attempts included; at most 3600"""
+    """The whole prefill phase, attempts included; at most 3590. Envoy waits for our reply for 3600 s,
+    the most it takes, and must not be the first to give up."""
     attempts: int = 2
     """READ only: tries on different slots; 1: no retry"""
 
@@ -311,7 +312,7 @@ def _ranges(config: Config) -> list[tuple[str, float, float, float]]:
         ("registration.ttl_s", 0.1, config.registration.ttl_s, day),
         ("probe.interval_s", 0.05, config.probe.interval_s, 3600),
         ("probe.timeout_s", 0.01, config.probe.timeout_s, 3600),
-        ("prefill.timeout_s", 0.1, config.prefill.timeout_s, 3600),
+        ("prefill.timeout_s", 0.1, config.prefill.timeout_s, 3590),
         ("prefill.attempts", 1, config.prefill.attempts, 10),
         ("decode.headers_timeout_s", 0.1, config.decode.headers_timeout_s, day),
         ("decode.idle_timeout_s", 0.1, config.decode.idle_timeout_s, day),

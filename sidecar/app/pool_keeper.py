@@ -50,7 +50,9 @@ class PoolKeeper:
         self._is_draining = False
 
     def connect(self, outlets: Outlets) -> None:
+        """From now on changes are handed out; the view at once, be it empty: workers wait for one."""
         self._outlets = outlets
+        outlets.view(self.view)
         self.refresh()
 
     # --- events

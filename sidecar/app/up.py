@@ -177,6 +177,8 @@ class Up:
         await self._wait(lambda: self._observed("/healthz") is not None, deadline, "control")
         if self._envoy is not None:
             await self._envoy.wait_until_live()
+            # Envoy is live with what it took; what it refused would show as requests that fail.
+            await self._wait(self._is_accepted, deadline, "Envoy")
         if self.engines:
             await self._wait(self._has_all_engines, deadline, "the simulated engines")
 
@@ -191,6 +193,13 @@ class Up:
                     f"logs are in {self.run_dir.path}"
                 )
             await asyncio.sleep(POLL_S)
+
+    def _is_accepted(self) -> bool:
+        status = fetch_json(self.config.admin.listen, "/status") or {}
+        for envoy in status.get("envoys", []):
+            for kind, reason in envoy["rejections"].items():
+                raise StartError(f"Envoy refuses its configuration ({kind}): {reason}")
+        return bool(status.get("envoys"))
 
     def _has_all_engines(self) -> bool:
         if self._observed("/readyz") is None:

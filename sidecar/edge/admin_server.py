@@ -16,6 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from sidecar.errors import StartError
 
 ENVOY_TIMEOUT_S = 5.0
+HEALTHY_WORKERS = "^cluster.workers.membership_healthy$"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +86,20 @@ class AdminServer:
         return web.Response(body=text, headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def _ready(self, _request: web.Request) -> web.Response:
-        reason = self._readings.not_ready()
+        reason = self._readings.not_ready() or await self._no_worker_seen()
         return web.Response(status=503 if reason else 200, text=(reason or "ready") + "\n")
+
+    async def _no_worker_seen(self) -> str:
+        """Envoy's health checks find workers a moment after we do. Unknown counts as seen: the
+        admin of an Envoy elsewhere may be out of reach."""
+        assert self._envoy is not None
+        url = f"http://{self._readings.envoy_admin}/stats?filter={HEALTHY_WORKERS}"
+        try:
+            async with self._envoy.get(url) as answer:
+                text = await answer.text()
+        except (aiohttp.ClientError, TimeoutError):
+            return ""
+        return "Envoy sees no worker yet" if text.strip().endswith(": 0") else ""
 
     async def _drain(self, _request: web.Request) -> web.Response:
         self._readings.drain()

@@ -142,6 +142,16 @@ def drain_listeners(record: EnvoyRecord) -> bool:
     return _admin_call(record, "POST", "/drain_listeners?graceful&skip_exit") is not None
 
 
+def wait_until_idle(record: EnvoyRecord, timeout_s: float) -> bool:
+    """Until no client's request is open. False: not within the limit, or its admin is gone."""
+
+    def is_idle() -> bool:
+        body = _admin_call(record, "GET", "/stats?filter=^http.edge.downstream_rq_active$")
+        return body is None or body.strip().endswith(b": 0")
+
+    return _wait(is_idle, timeout_s)
+
+
 def stop_envoy(record: EnvoyRecord, timeout_s: float) -> None:
     """SIGTERM, and SIGKILL after `timeout_s`. Nothing when that process is no longer there."""
     for signal_number, patience_s in ((signal.SIGTERM, timeout_s), (signal.SIGKILL, _KILL_WAIT_S)):

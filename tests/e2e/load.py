@@ -2,7 +2,6 @@
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Any
 
 import aiohttp
 import msgspec
@@ -23,11 +22,15 @@ class Answer:
 
 
 async def stream(
-    session: aiohttp.ClientSession, url: str, prompt: str, tokens: int, **extra: Any
+    session: aiohttp.ClientSession,
+    url: str,
+    prompt: str,
+    tokens: int,
+    answer: Answer | None = None,
 ) -> Answer:
-    """One streamed completion; complete only with `[DONE]`."""
-    answer = Answer()
-    body = {"model": "sim-model", "prompt": prompt, "max_tokens": tokens, "stream": True, **extra}
+    """One streamed completion; complete only with `[DONE]`. `answer` can be watched meanwhile."""
+    answer = answer or Answer()
+    body = {"model": "sim-model", "prompt": prompt, "max_tokens": tokens, "stream": True}
     try:
         async with session.post(f"{url}/v1/completions", json=body) as response:
             answer.status, answer.headers = response.status, dict(response.headers)

@@ -175,6 +175,11 @@ class Stack:
             return bool(status and status["envoys"] and status["workers"] == workers)
 
         until(is_up, "Envoy and the workers are connected", timeout_s)
+        until(
+            lambda: b"no_worker" not in http("GET", f"{self.url}/health")[1],
+            "Envoy sees a worker",
+            timeout_s,
+        )
 
     def engine(self, role: str, **options: Any) -> Engine:
         engine = Engine(role, self.registration, **options)
@@ -242,6 +247,15 @@ class Stack:
             if marker in command and (not kind or kind in command):
                 found.append(int(entry.name))
         return found
+
+    @staticmethod
+    def is_alive(pid: int) -> bool:
+        """Whether the process runs; a zombie that its reaper has not met yet does not."""
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            return False
+        return stat.rpartition(")")[2].split()[0] not in "ZX"
 
     def envoy_pid(self) -> int:
         return int(json.loads((self.folder / "run" / "envoy.json").read_text())["pid"])

@@ -1,0 +1,173 @@
+"""Engines come, go, fall ill and return; placement follows within the stated times."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.e2e.load import run_right
+from tests.e2e.stack import Engine, Stack, http, until
+
+pytestmark = pytest.mark.e2e
+
+TTL_S = 3.0
+PROBE = {"interval_s": 0.5, "timeout_s": 0.5}
+SLACK_S = 0.5
+"""of the test's own polling on a busy machine"""
+CONFIG = {"registration": {"ttl_s": TTL_S}, "probe": PROBE}
+
+
+def legs(engine: Engine) -> int:
+    ranks = engine.state()["ranks"]
+    return sum(sum(ranks[leg]) for leg in ("prefill", "decode", "plain"))
+
+
+def gone_within(stack: Stack, engine: Engine, limit_s: float, since: float) -> None:
+    """It leaves placement before `limit_s`, and no request reaches it afterwards."""
+    until(
+        lambda: engine.address not in stack.placeable(),
+        f"{engine.address} left placement",
+        limit_s - (time.monotonic() - since),
+    )
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_silent_engine_leaves_within_its_ttl_and_returns(
+    stack_of: Callable[..., Stack], role: str
+) -> None:
+    """No heartbeat: out of placement within TTL + 1 s; used again when it beats again."""
+    stack = stack_of(CONFIG)
+    prefill, decode = stack.fleet([1, 1], [1, 1])
+    engine = (prefill if role == "prefill" else decode)[0]
+    engine.ask("beats", on=False)
+    gone_within(stack, engine, TTL_S + 1 + SLACK_S, time.monotonic())
+    before = legs(engine)
+    run_right(stack.url, 20, 4)
+    assert legs(engine) == before, "a request reached an engine that is out of placement"
+    engine.ask("beats", on=True)
+    stack.wait_placeable(engine, timeout_s=5)
+    run_right(stack.url, 20, 4)
+    assert legs(engine) > before
+
+
+@pytest.mark.parametrize("health", [{"status": 503}, {"refuse": True}])
+def test_unhealthy_engine_leaves_at_the_next_probe(
+    stack_of: Callable[..., Stack], health: dict[str, object]
+) -> None:
+    """/health that answers other than 200 or refuses: out within interval + time-out + 1 s."""
+    stack = stack_of({**CONFIG, "registration": {"ttl_s": 60}})
+    _, decode = stack.fleet([1], [1, 1])
+    engine = decode[0]
+    engine.ask("health", **health)
+    gone_within(
+        stack,
+        engine,
+        PROBE["interval_s"] + PROBE["timeout_s"] + 1 + SLACK_S,
+        time.monotonic(),
+    )
+    before = legs(engine)
+    run_right(stack.url, 10, 2)
+    assert legs(engine) == before
+    engine.ask("health", status=200)
+    stack.wait_placeable(engine, timeout_s=5)
+
+
+def test_never_before_the_first_200(stack_of: Callable[..., Stack]) -> None:
+    """An engine that beats but does not listen yet gets nothing; the others serve meanwhile."""
+    stack = stack_of(CONFIG)
+    stack.fleet([1], [1])
+    late = stack.engine("decode", ping_interval_s=1, start_delay_s=0)
+    late.ask("health", status=503)
+    stack.wait_placeable()
+    until(lambda: late.address in stack.instances(), "it is known")
+    run_right(stack.url, 10, 2)
+    if legs(late):  # it may have answered its first probe before the health was changed
+        until(lambda: late.address not in stack.placeable(), "it is out")
+    before = legs(late)
+    run_right(stack.url, 20, 4)
+    assert legs(late) == before
+
+
+def test_one_slow_health_check_empties_no_pool(stack_of: Callable[..., Stack]) -> None:
+    """A single /health slower than the time-out does not take the only engine out."""
+    stack = stack_of({**CONFIG, "registration": {"ttl_s": 60}})
+    _, (engine,) = stack.fleet([1], [1])
+    engine.ask("health", delay_s=0.7)
+    time_outs = time.monotonic() + 0.9  # one probe starts and times out in this time
+    until(lambda: time.monotonic() > time_outs, "one probe")
+    engine.ask("health", status=200)
+    deadline = time.monotonic() + 2
+    while time.monotonic() < deadline:
+        assert engine.address in stack.placeable()
+        assert (
+            http("POST", f"{stack.url}/v1/completions", {"prompt": "x", "max_tokens": 1})[0] == 200
+        )
+
+
+def test_pool_of_old_engines_registers_and_serves(stack_of: Callable[..., Stack]) -> None:
+    """vLLM 0.19's heartbeat shape, and 0.25's ids with embedded addresses, both serve right."""
+    stack = stack_of(CONFIG)
+    prefill, decode = stack.fleet([1], [1], version="0.19.1")
+    run_right(stack.url, 4, 2)
+    for engine in (*prefill, *decode):
+        assert not engine.state()["errors"]
+        engine.close()
+    stack.fleet([1], [1], "WRITE", version="0.25.0")
+    until(lambda: len(stack.placeable()) == 2, "the old ones are gone", 10)
+    run_right(stack.url, 4, 2)
+
+
+def test_empty_pool_is_a_clear_503(stack_of: Callable[..., Stack]) -> None:
+    """Without engines: 503, OpenAI's shape, which role is missing, and when to try again."""
+    stack = stack_of(CONFIG)
+    status, body = http("POST", f"{stack.url}/v1/completions", {"prompt": "x"})
+    assert status == 503
+    assert b"no_prefill_instance" in body
+    stack.fleet([1], [])
+    status, body = http("POST", f"{stack.url}/v1/completions", {"prompt": "x"})
+    assert status == 503
+    assert b"no_decode_instance" in body
+    assert http("GET", f"{stack.url}/health")[0] == 503
+    assert http("GET", f"{stack.observe}/readyz")[0] == 503
+    stack.fleet([], [1])
+    assert http("GET", f"{stack.url}/health")[0] == 200
+    assert http("GET", f"{stack.observe}/readyz")[0] == 200
+
+
+def test_static_instances_need_no_heartbeat(stack_of: Callable[..., Stack]) -> None:
+    """Instances of the configuration serve without ever registering."""
+    prefill = Engine("prefill", "")
+    decode = Engine("decode", "")
+    try:
+        static = [
+            {
+                "role": e.role,
+                "url": f"{e.url}/v1",
+                "zmq_address": (
+                    f"host:127.0.0.1,handshake:{e.ready['handshake_port']},"
+                    f"notify:{e.ready['notify_port']}"
+                ),
+            }
+            for e in (prefill, decode)
+        ]
+        stack = stack_of({**CONFIG, "instances": static})
+        stack.wait_placeable(prefill, decode)
+        run_right(stack.url, 6, 2)
+    finally:
+        prefill.close()
+        decode.close()
+
+
+def test_moving_to_the_other_role(stack_of: Callable[..., Stack]) -> None:
+    """An address that registers under the other role moves, and counts once."""
+    stack = stack_of(CONFIG)
+    prefill, decode = stack.fleet([1, 1], [1])
+    port = prefill[1].address.rpartition(":")[2]
+    prefill[1].close()
+    moved = stack.engine("decode", http=f"127.0.0.1:{port}", ping_interval_s=1)
+    until(lambda: stack.instances()[moved.address]["role"] == "decode", "it moved")
+    stack.wait_placeable(moved)
+    assert len(stack.instances()) == 3
+    run_right(stack.url, 12, 3)
+    assert legs(moved) == 6, "it takes its half of the decode legs"
+    assert legs(decode[0]) == 6
