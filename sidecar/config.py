@@ -4,6 +4,7 @@ Every key is also `PD_SIDECAR__SECTION__KEY` in the environment. Validated once 
 reports every fault at once, each with its key. The environment and the file's text are arguments.
 """
 
+import ipaddress
 import types
 import typing
 from collections.abc import Mapping
@@ -61,8 +62,8 @@ class Probe(_Section, frozen=True, kw_only=True):
 
 class Prefill(_Section, frozen=True, kw_only=True):
     timeout_s: float = 600.0
-    """The whole prefill phase, attempts included; at most 3590. Envoy waits for our reply for 3600 s,
-    the most it takes, and must not be the first to give up."""
+    """The whole prefill phase, attempts included; at most 3590. Envoy waits for our reply for
+    3600 s, the most it takes, and must not be the first to give up."""
     attempts: int = 2
     """READ only: tries on different slots; 1: no retry"""
 
@@ -176,19 +177,22 @@ def load(text: str, environment: Mapping[str, str], flags: Mapping[str, object])
     """
     faults: list[str] = []
     try:
-        tree = yaml.safe_load(text) if text.strip() else {}
+        tree = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigError([f"not YAML: {' '.join(str(error).split())}"]) from None
+    if tree is None:
+        tree = {}  # no file, or one of comments alone
     if not isinstance(tree, dict):
         raise ConfigError(["the configuration must be a map of sections"])
     for name, value in sorted(environment.items()):
         if name.startswith(ENVIRONMENT_PREFIX):
             path = name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
-            _put(tree, path, _scalar(value), faults)
+            _put(tree, path, _Written(value), faults)
     for key, flag in flags.items():
         if flag is not None:
             _put(tree, key.split("."), flag, faults)
     config = typing.cast("Config", _build(Config, tree, "", faults))
+    faults += range_faults(config)
     if not faults:
         faults += cross_faults(config)
     if faults:
@@ -196,17 +200,29 @@ def load(text: str, environment: Mapping[str, str], flags: Mapping[str, object])
     return config
 
 
-def _scalar(value: str) -> object:
-    try:
-        return yaml.safe_load(value)
-    except yaml.YAMLError:
-        return value
+class _Written(str):
+    """A value as it stands in the environment: text where the key takes text, else YAML."""
+
+    __slots__ = ()
+
+    def read(self, hint: typing.Any) -> object:
+        is_optional = isinstance(hint, types.UnionType)
+        if is_optional and self in ("", "null"):
+            return None
+        if hint is str or (is_optional and str in typing.get_args(hint)):
+            return str(self)
+        try:
+            return yaml.safe_load(self)
+        except yaml.YAMLError:
+            return str(self)
 
 
 def _put(tree: dict[str, object], path: list[str], value: object, faults: list[str]) -> None:
     node = tree
     for part in path[:-1]:
-        child = node.setdefault(part, {})
+        if node.get(part) is None:
+            node[part] = {}
+        child = node[part]
         if not isinstance(child, dict):
             faults.append(f"{'.'.join(path)}: {part} is not a section")
             return
@@ -214,13 +230,14 @@ def _put(tree: dict[str, object], path: list[str], value: object, faults: list[s
     node[path[-1]] = value
 
 
-def _build(kind: type[_Section], tree: object, at: str, faults: list[str]) -> object:
-    """`tree` as a `kind`, faults appended with their keys; on a fault the result is partial."""
+def _build(kind: type[_Section], tree: object, at: str, faults: list[str]) -> _Section | None:
+    """`tree` as a `kind`, faults appended with their keys. What is wrong keeps its default; None:
+    what is missing has none."""
     if tree is None:
         tree = {}
     if not isinstance(tree, dict):
-        faults.append(f"{at or 'configuration'}: expected a map of keys, got {tree!r}")
-        return kind if at else Config()
+        faults.append(f"{at.rstrip('.')}: expected a map of keys, got {tree!r}")
+        tree = {}
     hints = typing.get_type_hints(kind)
     values: dict[str, object] = {}
     for key, value in tree.items():
@@ -229,28 +246,29 @@ def _build(kind: type[_Section], tree: object, at: str, faults: list[str]) -> ob
             known = ", ".join(sorted(hints))
             faults.append(f"{where}: unknown key (known here: {known})")
         else:
-            values[str(key)] = _value(hints[key], value, where, faults)
+            try:
+                values[str(key)] = _value(hints[key], value, where, faults)
+            except msgspec.ValidationError:
+                faults.append(f"{where}: expected {_words(hints[key])}, got {value!r}")
     required = {f.name for f in msgspec.structs.fields(kind) if f.required}
-    missing = sorted(required - values.keys())
+    missing = sorted(required - tree.keys())
     faults += [f"{at}{name}: missing" for name in missing]
-    return None if missing else kind(**values)
+    return kind(**values) if required <= values.keys() else None
 
 
 def _value(hint: typing.Any, value: object, where: str, faults: list[str]) -> object:
+    """`value` as a `hint`; raises msgspec.ValidationError where it is none."""
+    if isinstance(value, _Written):
+        value = value.read(hint)
     if isinstance(hint, type) and issubclass(hint, _Section):
         return _build(hint, value, f"{where}.", faults)
     if hint == tuple[StaticInstance, ...]:
-        if not isinstance(value, list):
-            faults.append(f"{where}: expected a list of instances, got {value!r}")
-            return ()
-        return tuple(
-            _build(StaticInstance, item, f"{where}[{i}].", faults) for i, item in enumerate(value)
-        )
-    try:
-        return msgspec.convert(value, hint)
-    except msgspec.ValidationError:
-        faults.append(f"{where}: expected {_words(hint)}, got {value!r}")
-        return None
+        items = msgspec.convert(value, list[object])
+        built = [
+            _build(StaticInstance, item, f"{where}[{i}].", faults) for i, item in enumerate(items)
+        ]
+        return tuple(item for item in built if item is not None)
+    return msgspec.convert(value, hint)
 
 
 def _words(hint: typing.Any) -> str:
@@ -259,6 +277,8 @@ def _words(hint: typing.Any) -> str:
         return " or ".join(_words(part) for part in typing.get_args(hint))
     if hint is type(None):
         return "null"
+    if hint == tuple[StaticInstance, ...]:
+        return "a list of instances"
     if typing.get_origin(hint) is tuple:
         return "a list of " + _words(typing.get_args(hint)[0])
     if typing.get_origin(hint) is typing.Literal:
@@ -266,20 +286,43 @@ def _words(hint: typing.Any) -> str:
     return names.get(hint, str(hint))
 
 
-def cross_faults(config: Config) -> list[str]:
-    """Ranges, and what two keys say together."""
-    faults = []
-    for where, low, value, high in _ranges(config):
-        if not low <= value <= high:
-            faults.append(f"{where}: {value} is not between {low:g} and {high:g}")
+def range_faults(config: Config) -> list[str]:
+    """Values that are wrong by themselves."""
+    faults = [
+        f"{where}: {value} is not between {low:g} and {high:g}"
+        for where, low, value, high in _ranges(config)
+        if not low <= value <= high
+    ]
     for where, listen in _listeners(config):
         if port_of(listen) is None:
             faults.append(f"{where}: expected ip:port, got {listen!r}")
+    for network in config.registration.allow:
+        try:
+            ipaddress.ip_network(network, strict=False)
+        except ValueError:
+            faults.append(f"registration.allow: expected networks, got {network!r}")
+    return faults
+
+
+def cross_faults(config: Config) -> list[str]:
+    """What two keys say together."""
+    faults = []
     if config.decode.idle_timeout_s < config.decode.headers_timeout_s:
         faults.append(
             "decode.idle_timeout_s: also runs before the response headers, so it must not be below "
             "decode.headers_timeout_s"
         )
+    log = config.tuning.access_log
+    if log.buffer_interval_ms > log.report_interval_s * 1000:
+        faults.append(
+            "tuning.access_log.buffer_interval_ms: reports would come later than "
+            "tuning.access_log.report_interval_s, and open exchanges would count as lost"
+        )
+    keys: dict[str, str] = {}
+    for where, listen in _listeners(config):
+        if listen in keys and port_of(listen):
+            faults.append(f"{where}: {listen} is also {keys[listen]}")
+        keys[listen] = where
     for i, instance in enumerate(config.instances):
         if instance.dp_size > 1 and instance.tp_size > 1:
             faults.append(
@@ -339,4 +382,6 @@ def _ranges(config: Config) -> list[tuple[str, float, float, float]]:
             config.tuning.access_log.report_interval_s,
             3600,
         ),
+        *((f"instances[{i}].dp_size", 1, x.dp_size, 4096) for i, x in enumerate(config.instances)),
+        *((f"instances[{i}].tp_size", 1, x.tp_size, 4096) for i, x in enumerate(config.instances)),
     ]
