@@ -5,8 +5,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from sidecar.app.settings import host_port
-from sidecar.app.up import Up, fetch_json
+from sidecar.app.up import Up, fetch_json, local_url
 
 MODEL = "MODEL"
 
@@ -36,9 +35,7 @@ Ctrl-C drains and stops everything; a second one ends at once.
 
 def url_of(up: Up) -> str:
     """Where a client on this machine reaches the edge."""
-    host, port = host_port(up.config.edge.listen)
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return local_url(up.config.edge.listen)
 
 
 def banner(up: Up) -> str:

@@ -47,10 +47,12 @@ class PoolKeeper:
         self._static_models = static_models
         self._outlets: Outlets | None = None
         self._revision = -1
+        self._removed: set[str] = set()
+        """addresses that left the pool and whose series are still there"""
         self._is_draining = False
 
     def connect(self, outlets: Outlets) -> None:
-        """From now on changes are handed out; the view at once, be it empty: workers wait for one."""
+        """From now on changes are handed out; the view at once, if empty: workers wait for one."""
         self._outlets = outlets
         outlets.view(self.view)
         self.refresh()
@@ -83,8 +85,16 @@ class PoolKeeper:
         for change in self.registry.sweep(now, busy):
             self._say(change)
             if change.kind is ChangeKind.REMOVED:
-                self._metrics.forget_instance(change.instance.address)
+                self._removed.add(change.instance.address)
         self.refresh()
+        self._forget(busy)
+
+    def _forget(self, busy: set[str]) -> None:
+        """A stream may outlive its instance's place in the pool, and its end makes series anew."""
+        over = self._removed - busy
+        self._removed -= over
+        for address in over - {m.instance.address for m in self.view.members}:
+            self._accounting.forget_instance(address)
 
     def drain(self) -> None:
         self._is_draining = True

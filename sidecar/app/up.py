@@ -179,6 +179,7 @@ class Up:
             await self._envoy.wait_until_live()
             # Envoy is live with what it took; what it refused would show as requests that fail.
             await self._wait(self._is_accepted, deadline, "Envoy")
+            await self._wait(self._is_edge_served, deadline, "the edge")
         if self.engines:
             await self._wait(self._has_all_engines, deadline, "the simulated engines")
 
@@ -200,6 +201,17 @@ class Up:
             for kind, reason in envoy["rejections"].items():
                 raise StartError(f"Envoy refuses its configuration ({kind}): {reason}")
         return bool(status.get("envoys"))
+
+    def _is_edge_served(self) -> bool:
+        """A worker answers through Envoy, be it that the pool is empty."""
+        url = f"{local_url(self.config.edge.listen)}/health"
+        try:
+            with urllib.request.urlopen(url, timeout=2):
+                return True
+        except urllib.error.HTTPError as error:
+            return error.headers.get("x-pd-error") != "no_worker"
+        except OSError:
+            return False
 
     def _has_all_engines(self) -> bool:
         if self._observed("/readyz") is None:
@@ -228,14 +240,18 @@ def write_config(config: Config, run_dir: RunDir) -> None:
 
 def fetch(listen: str, path: str, timeout_s: float = 2.0) -> bytes | None:
     """GET from one of our own servers; None: it does not answer 200."""
-    host, port = settings.host_port(listen)
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    host = f"[{host}]" if ":" in host else host
     try:
-        with urllib.request.urlopen(f"http://{host}:{port}{path}", timeout=timeout_s) as answer:
+        with urllib.request.urlopen(local_url(listen) + path, timeout=timeout_s) as answer:
             return bytes(answer.read())
     except (OSError, urllib.error.URLError):
         return None
+
+
+def local_url(listen: str) -> str:
+    """How a client on this machine reaches a server that listens there."""
+    host, port = settings.host_port(listen)
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def fetch_json(listen: str, path: str) -> Any:

@@ -175,11 +175,12 @@ class Stack:
             return bool(status and status["envoys"] and status["workers"] == workers)
 
         until(is_up, "Envoy and the workers are connected", timeout_s)
-        until(
-            lambda: b"no_worker" not in http("GET", f"{self.url}/health")[1],
-            "Envoy sees a worker",
-            timeout_s,
-        )
+
+        def sees_a_worker() -> bool:
+            status, body = http("GET", f"{self.url}/health")
+            return status != 0 and b"no_worker" not in body
+
+        until(sees_a_worker, "Envoy sees a worker", timeout_s)
 
     def engine(self, role: str, **options: Any) -> Engine:
         engine = Engine(role, self.registration, **options)
