@@ -8,7 +8,7 @@ from typing import Any
 
 from sidecar.exchange.ledger import Closed, Ledger
 from sidecar.exchange.reasons import Outcome
-from sidecar.exchange.records import Batch, Placed, PrefillEnded, Record, Refused, Replied
+from sidecar.exchange.records import Batch, Moved, Placed, PrefillEnded, Record, Refused, Replied
 from sidecar.routing.instance import TransferMode
 from sidecar.routing.view import Slot
 from sidecar.telemetry.metrics import Metrics
@@ -36,6 +36,8 @@ class Accounting:
             self._placed(record)
         elif isinstance(record, PrefillEnded):
             self._prefill_ended(record)
+        elif isinstance(record, Moved):
+            self._count("decode", record.decode)
         elif isinstance(record, Replied):
             self._replied(record)
         elif isinstance(record, Refused):
@@ -52,8 +54,11 @@ class Accounting:
         self._metrics.placement.observe(record.placement_s)
         for role, slot in (("prefill", record.prefill), ("decode", record.decode)):
             if slot is not None:
-                self.placed[role, slot] += 1
-                self._metrics.placements.labels(role, slot.address, str(slot.dp_rank)).inc()
+                self._count(role, slot)
+
+    def _count(self, role: str, slot: Slot) -> None:
+        self.placed[role, slot] += 1
+        self._metrics.placements.labels(role, slot.address, str(slot.dp_rank)).inc()
 
     def _prefill_ended(self, record: PrefillEnded) -> None:
         entry = self.ledger.find(record.exchange)
@@ -91,6 +96,8 @@ class Accounting:
         self._metrics.requests.labels(model, closed.api, closed.outcome).inc()
         if closed.outcome is Outcome.LOST:
             self._metrics.lost.inc()
+        if closed.orphaned_at is not None:
+            self._metrics.orphaned.labels(closed.orphaned_at.address).inc()
         entry = closed.entry
         if entry is None:
             return
@@ -112,6 +119,12 @@ class Accounting:
         before = closed.prefill_s or 0.0 if closed.placed.mode is TransferMode.READ else 0.0
         labels = (slot.address, str(slot.dp_rank))
         self._metrics.decode_duration.labels(*labels).observe(max(0.0, total_s - before))
+
+    def forget_instance(self, address: str) -> None:
+        """Drop its counts and series; to be called when no open exchange uses it any more."""
+        for key in [key for key in self.placed if key[1].address == address]:
+            del self.placed[key]
+        self._metrics.forget_instance(address)
 
     def exchanges(self, now: float) -> list[dict[str, Any]]:
         """The open exchanges, oldest first, for `/exchanges`."""

@@ -71,28 +71,35 @@ def limits(config: Config) -> Limits:
 
 
 def api_key(config: Config) -> str | None:
-    """The content of `engine.api_key_file`; raises ConfigError if it cannot be read."""
+    """The content of `engine.api_key_file`; raises ConfigError if it holds no key."""
     path = config.engine.api_key_file
     if path is None:
         return None
     try:
-        return Path(path).read_text().strip()
+        key = Path(path).read_bytes().strip()
     except OSError as error:
         raise ConfigError([f"engine.api_key_file: {path}: {error.strerror}"]) from None
+    if not key or any(not 0x20 < byte < 0x7F for byte in key):
+        raise ConfigError([f"engine.api_key_file: {path}: expected one line of visible ASCII"])
+    return key.decode()
 
 
 def static_instances(config: Config) -> list[Instance]:
     """Raises ConfigError naming every entry that is not an instance."""
     faults: list[str] = []
-    instances = []
+    instances: dict[str, Instance] = {}
     for i, entry in enumerate(config.instances):
         try:
-            instances.append(_static_instance(entry))
+            instance = _static_instance(entry)
         except (ValueError, HeartbeatError) as error:
             faults.append(f"instances[{i}]: {error}")
+            continue
+        if instance.address in instances:
+            faults.append(f"instances[{i}]: {instance.address} is in the list already")
+        instances[instance.address] = instance
     if faults:
         raise ConfigError(faults)
-    return instances
+    return list(instances.values())
 
 
 def _static_instance(entry: StaticInstance) -> Instance:

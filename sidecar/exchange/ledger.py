@@ -14,6 +14,7 @@ import msgspec
 
 from sidecar.exchange.reasons import TABLE, Outcome, Reason
 from sidecar.exchange.records import Moved, Placed, PrefillEnded, Record, Refused, Replied
+from sidecar.routing.instance import TransferMode
 from sidecar.routing.view import Slot
 from sidecar.wire.access_log import Entry, Trail
 
@@ -57,6 +58,8 @@ class Closed(msgspec.Struct, frozen=True, kw_only=True):
     client_phase: str = ""
     entry: Entry | None = None
     prefill_s: float | None = None
+    orphaned_at: Slot | None = None
+    """the prefill slot whose KV decode never fetched, in READ"""
 
 
 class Ledger:
@@ -194,7 +197,9 @@ class Ledger:
             # The worker may have died between its answer and the record of it.
             reason = entry.reason or _reason(log.reply)
             ended = closed(entry.placed, reason, entry.client_phase, log)
-            return msgspec.structs.replace(ended, prefill_s=entry.prefill_s)
+            return msgspec.structs.replace(
+                ended, prefill_s=entry.prefill_s, orphaned_at=_orphaned(entry, log)
+            )
         if refused is not None:
             return _refused(refused[0], log)
         return closed(None, _reason(log.reply), "", log)
@@ -262,6 +267,15 @@ def _older(times: dict[str, float], now: float) -> Iterator[str]:
 
 def _reason(reply: str) -> Reason | None:
     return Reason(reply) if reply in Reason.__members__.values() else None
+
+
+def _orphaned(entry: Open, log: Entry) -> Slot | None:
+    """Where KV lies that prefill handed over and that no decode instance was reached to fetch."""
+    is_handed_over = entry.prefill_s is not None and entry.prefill_reason is None
+    is_reached = log.upstream and not log.flags & {"UF", "UH", "UO"}
+    if entry.placed.mode is not TransferMode.READ or not is_handed_over or is_reached:
+        return None
+    return entry.placed.prefill
 
 
 def _refused(record: Refused, log: Entry | None) -> Closed:

@@ -23,7 +23,6 @@ PLACEMENT_S = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.005
 Sample = tuple[tuple[str, ...], float]
 """label values, value"""
 
-
 Read = Callable[[], Iterable[Sample]]
 _Kind = type[GaugeMetricFamily] | type[CounterMetricFamily]
 
@@ -59,7 +58,6 @@ class Metrics:
             "pd_sidecar_build_info", "The running version.", ("version",), lambda: [((version,), 1)]
         )
         self._models: set[str] = set()
-        self._per_instance: list[Counter | Histogram] = []
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"pd_sidecar_{name}", text, labels, registry=registry)
@@ -119,6 +117,9 @@ class Metrics:
         self.recomputed = counter(
             "recomputed_requests", "Served whole because prefill handed over no KV.", "instance"
         )
+        self.orphaned = counter(
+            "orphaned_transfers", "KV that prefill committed and decode never fetched.", "instance"
+        )
         self.cancellations = counter("cancellations", "Clients that left.", "phase")
         self.lost = counter("lost_exchanges", "Exchanges closed without an end entry.")
         self.records_dropped = counter(
@@ -127,13 +128,14 @@ class Metrics:
         self.unlocked_picks = counter(
             "unlocked_picks", "Picks made without the cursors' lock (held for over 50 ms)."
         )
-        self._per_instance = [
+        self._per_instance: list[Counter | Histogram] = [
             self.prefill_duration,
             self.gap,
             self.decode_duration,
             self.placements,
             self.prefill_retries,
             self.recomputed,
+            self.orphaned,
         ]
 
     def model(self, name: str) -> str:
