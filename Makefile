@@ -1,0 +1,51 @@
+# The doors of this repository. Everything runs in its own virtual environment, .venv.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed-dev
+CLIENTS ?= 4096
+ROUNDS ?= 3
+WORKERS ?= 2
+
+.PHONY: help run demo test test-unit check format burst clean
+
+help:  ## What there is
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+# Installed again when the dependencies change; pip is quiet unless it fails.
+$(INSTALLED): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or later is needed; name one with: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+run: $(INSTALLED)  ## Envoy, the sidecar and four simulated engines; Ctrl-C stops all
+	@$(BIN)/pd-sidecar up --sim 2P2D
+
+demo: $(INSTALLED)  ## The same, with a few chat requests and their receipts; ends by itself
+	@$(BIN)/pd-sidecar demo
+
+test: $(INSTALLED)  ## All tests, with a real Envoy (some minutes)
+	$(BIN)/python -m pytest
+
+test-unit: $(INSTALLED)  ## The pure packages alone (seconds, no event loop)
+	$(BIN)/python -m pytest tests/routing tests/wire tests/exchange tests/xds tests/test_config.py
+
+check: $(INSTALLED)  ## Format, lint, types, and which package may import which
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(INSTALLED)  ## Format and mend what the linter can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+burst: $(INSTALLED)  ## CLIENTS connections at once, ROUNDS times
+	$(BIN)/python -m tests.bench.burst --clients $(CLIENTS) --rounds $(ROUNDS) --workers $(WORKERS)
+
+clean:  ## Remove the virtual environment and the caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
