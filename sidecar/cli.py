@@ -113,6 +113,33 @@ def up(
 
 
 @app.command()
+def demo(
+    config: ConfigOption = None,
+    mode: Annotated[str, typer.Option("--mode", help="Of the simulated engines: READ, WRITE.")] = (
+        "READ"
+    ),
+    listen: ListenOption = None,
+    registration: RegistrationOption = None,
+    observe: ObserveOption = None,
+    admin: AdminOption = None,
+    envoy_admin: EnvoyAdminOption = None,
+    run_dir: RunDirOption = None,
+    workers: WorkersOption = None,
+) -> None:
+    """Starts everything with simulated engines, sends a few requests, shows it, stops again."""
+    from sidecar.app.demo import FLEET, run_demo
+    from sidecar.app.up import simulated
+    from sidecar.show import status_table
+
+    settings = _load(
+        config, _flags(listen, registration, observe, admin, envoy_admin, run_dir, workers)
+    )
+    engines = simulated(FLEET, settings, mode.upper())
+    _log()
+    raise typer.Exit(run_demo(settings, engines, status_table))
+
+
+@app.command()
 def serve(
     config: ConfigOption = None,
     listen: ListenOption = None,

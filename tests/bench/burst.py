@@ -85,9 +85,10 @@ def run(clients: int, rounds: int, workers: int) -> tuple[list[Round], list[str]
 
 
 def show_log(stack: Stack) -> None:
-    lines = [line for line in stack.log().splitlines() if " INFO " not in line]
+    loud = (" WARNING ", " ERROR ", " CRITICAL ")
+    lines = [line for line in stack.log().splitlines() if any(word in line for word in loud)]
     if lines:
-        say("the sidecar's log, its last lines that are no INFO:")
+        say("the sidecar's log, its last warnings:")
     for line in lines[-LOG_LINES:]:
         say(f"  {line}")
 
