@@ -72,11 +72,13 @@ def status_table(found: dict[str, Any]) -> None:
 
 
 def slot_table(instances: list[dict[str, Any]]) -> Table:
-    table = Table()
-    for column in ("name", "role", "address", "state", "mode", "vLLM", "beat age"):
-        table.add_column(column, no_wrap=True)
+    # Fits 80 columns; a longer address or state folds, numbers never do.
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+    for column in ("name", "role", "address", "state", "mode", "vLLM", "beat"):
+        folds = column in ("address", "state")
+        table.add_column(column, no_wrap=not folds, overflow="fold")
     for column in ("rank", "in flight", "placed"):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True, min_width=len(column))
     for one in instances:
         age = one["heartbeat_age_s"]
         state = one["state"] if one["is_placeable"] or one["state"] != "ready" else "ready, no ACK"
