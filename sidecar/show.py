@@ -4,6 +4,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from sidecar.app.up import Up, fetch_json, local_url
 
@@ -57,18 +58,15 @@ def banner(up: Up) -> str:
 
 
 def status_table(found: dict[str, Any]) -> None:
-    """One row a slot; instances of one rank have one row."""
-    console = Console()
+    """One row a slot; an instance's own columns stand in its first."""
+    console = Console(markup=False, highlight=False)
     ready = "ready" if not found["not_ready"] else f"not ready: {found['not_ready']}"
     envoys = ", ".join(one["node_id"] for one in found["envoys"]) or "none"
-    console.print(f"pd-sidecar {found['version']}: {ready}", highlight=False)
-    console.print(
-        f"workers {found['workers']}   Envoy {envoys}   in flight {found['in_flight']}",
-        highlight=False,
-    )
+    console.print(f"pd-sidecar {found['version']}: {ready}")
+    console.print(f"workers {found['workers']}   Envoy {envoys}   in flight {found['in_flight']}")
     console.print(slot_table(found["instances"]))
     outcomes = ", ".join(f"{k} {v}" for k, v in sorted(found["outcomes"].items())) or "none yet"
-    console.print(f"ended requests: {outcomes}", highlight=False)
+    console.print(f"ended requests: {outcomes}")
 
 
 def slot_table(instances: list[dict[str, Any]]) -> Table:
@@ -81,10 +79,12 @@ def slot_table(instances: list[dict[str, Any]]) -> Table:
         table.add_column(column, justify="right", no_wrap=True, min_width=len(column))
     for one in instances:
         age = one["heartbeat_age_s"]
-        state = one["state"] if one["is_placeable"] or one["state"] != "ready" else "ready, no ACK"
+        state = one["state"] if one["is_placeable"] or one["state"] != "ready" else "no ACK"
         head = [one["name"], one["role"], one["address"], state, one["transfer_mode"]]
         head += [one["version"] or "?", "static" if age is None else f"{age:.1f} s"]
         for i, rank in enumerate(one["ranks"]):
             numbers = [str(rank[key]) for key in ("dp_rank", "in_flight", "placed")]
-            table.add_row(*(head if i == 0 else [""] * len(head)), *numbers)
+            # Text, because an IPv6 address in brackets would be read as markup.
+            cells = [*(head if i == 0 else [""] * len(head)), *numbers]
+            table.add_row(*(Text(cell) for cell in cells))
     return table
