@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from tests.bench.generator import CLOSED, RESET
+from tests.bench.generator import CLOSED, PATH, RESET
 from tests.bench.kernel_counters import TcpCounters, read_tcp_counters
 from tests.e2e.stack import Engine, Stack
 
@@ -128,7 +128,7 @@ class Generator:
 def run_round(stack: Stack, prefills: list[Engine], number: int, clients: int) -> Round:
     """Run one round. Raises GeneratorError, and AssertionError if a part of the stack is silent."""
     started = time.monotonic()
-    logged_before = len(stack.access_log())
+    logged_before = len(logged(stack))
     tcp_before = read_tcp_counters()
     for engine in stack.engines:
         engine.ask("reset")
@@ -146,7 +146,7 @@ def run_round(stack: Stack, prefills: list[Engine], number: int, clients: int) -
         generator.close()
     deadline = time.monotonic() + SETTLE_LIMIT_S
     entries = settled(
-        lambda: stack.access_log()[logged_before:], lambda new: len(new) >= clients, deadline
+        lambda: logged(stack)[logged_before:], lambda new: len(new) >= clients, deadline
     )
     in_flight = settled(lambda: sum(stack.in_flight().values()), lambda held: held == 0, deadline)
     return Round(
@@ -199,6 +199,11 @@ def settled(read: Callable[[], T], is_settled: Callable[[T], bool], deadline: fl
         if is_settled(value) or time.monotonic() > deadline:
             return value
         time.sleep(SETTLE_POLL_S)
+
+
+def logged(stack: Stack) -> list[dict[str, Any]]:
+    """The generator's requests in Envoy's access log (`up` asks for /health by itself)."""
+    return [one for one in stack.access_log() if one["path"] == PATH]
 
 
 def count_flags(entries: list[dict[str, Any]]) -> dict[str, int]:

@@ -28,6 +28,7 @@ from tests.bench.streamed_answer import (
     read_completion,
 )
 
+PATH = "/v1/completions"
 TOKENS = 20
 CONNECT_LIMIT_S = 30.0
 """a SYN sent again after 1, 3, 7 and 15 s fits in"""
@@ -60,7 +61,7 @@ def make_client(address: tuple[str, int], name: str, index: int) -> Client:
     body = {"model": "sim-model", "prompt": prompt, "max_tokens": TOKENS, "stream": True}
     payload = json.dumps(body).encode()
     head = (
-        f"POST /v1/completions HTTP/1.1\r\nhost: {address[0]}:{address[1]}\r\n"
+        f"POST {PATH} HTTP/1.1\r\nhost: {address[0]}:{address[1]}\r\n"
         f"content-type: application/json\r\ncontent-length: {len(payload)}\r\n\r\n"
     )
     connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
