@@ -57,9 +57,19 @@ class RunDir:
                 f"run_dir: {self.path} is too long for a unix socket; choose a path of at most "
                 f"{UNIX_PATH_MAX - len(LONGEST_SOCKET) - 1} bytes"
             )
+        while (fd := self._try_lock()) is None:
+            pass
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        self._lock = fd
+
+    def _try_lock(self) -> int | None:
+        """The lock's file descriptor; None: its file was removed by the holder before, try again.
+        Raises StartError."""
+        path = self.path / "lock"
         try:
             self.path.mkdir(mode=0o770, parents=True, exist_ok=True)
-            fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
         except OSError as error:
             raise StartError(f"run_dir: {self.path}: {error.strerror}") from None
         try:
@@ -71,18 +81,22 @@ class RunDir:
                 f"already running, pid {pid} (run directory {self.path}); stop it or choose "
                 "another run_dir"
             ) from None
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-        self._lock = fd
+        try:
+            if os.path.samestat(path.stat(), os.fstat(fd)):
+                return fd
+        except FileNotFoundError:
+            pass
+        os.close(fd)
+        return None
 
     def release(self) -> None:
-        """Remove what a stop must not leave behind, and give up the lock."""
-        for path in (*self.path.glob("*.sock"), self.config):
+        """Remove what a stop must not leave behind, and give up the lock. Not held: nothing."""
+        if self._lock is None:
+            return
+        for path in (*self.path.glob("*.sock"), self.config, self.path / "lock"):
             path.unlink(missing_ok=True)
-        if self._lock is not None:
-            (self.path / "lock").unlink(missing_ok=True)
-            os.close(self._lock)
-            self._lock = None
+        os.close(self._lock)
+        self._lock = None
 
 
 def default_run_dir() -> Path:

@@ -5,7 +5,7 @@ A table of fixed-size records in a mapped file, found by the CRC of the group's 
 addressing). The lock is `flock` on a file that each worker opens for itself: measured 3 us, and a
 holder that dies lets go. A worker waits at most 50 ms for it, then picks without and counts that:
 the walk may then serve a slot twice, which is better than a request that waits for a stopped
-process.
+process. It waits so long once: until the lock is free again its other picks only try.
 """
 
 import contextlib
@@ -36,6 +36,8 @@ class SharedCursors:
 
     def __init__(self, path: Path) -> None:
         self.unlocked_picks = 0
+        self._is_patient = True
+        """whether a held lock is worth waiting for: not from a wait in vain to the next success"""
         self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
         if os.fstat(self._lock).st_size < RECORDS * _SIZE:
             os.ftruncate(self._lock, RECORDS * _SIZE)
@@ -63,12 +65,14 @@ class SharedCursors:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 now = monotonic()
-                deadline = deadline or now + WAIT_S
-                if now > deadline:
+                deadline = deadline or now + (WAIT_S if self._is_patient else 0.0)
+                if now >= deadline:
+                    self._is_patient = False
                     return False
                 # Blocks this worker's loop, by intent: a pick takes microseconds.
                 sleep(RETRY_S)
             else:
+                self._is_patient = True
                 return True
 
     def get(self, group: str) -> Cursor:

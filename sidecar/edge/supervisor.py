@@ -22,6 +22,8 @@ SILENCE_S = 5.0
 START_S = 30.0
 """a child may be silent for so long before its first beat (imports on a loaded machine)"""
 BACKOFF_S = (0.05, 5.0)
+CANNOT_START = 127
+"""the exit code, as a shell has it, of a command that could not be executed"""
 STEADY_S = 10.0
 """a child that lived so long starts again without delay"""
 
@@ -35,6 +37,8 @@ class ChildSpec:
     beats: bool = True
     """says that it lives, and is killed when it falls silent"""
     restarts: bool = True
+    silence_s: float = SILENCE_S
+    start_s: float = START_S
     output: Path | None = None
     """where its stdout and stderr go, appended; None: ours"""
 
@@ -45,8 +49,9 @@ class Child:
     def __init__(self, spec: ChildSpec) -> None:
         self.spec = spec
         self.process: asyncio.subprocess.Process | None = None
-        self.is_stopping = False
         self.exits = 0
+        """of its own accord"""
+        self._stop = asyncio.Event()
         self._line: socket.socket | None = None
         self._pause = BACKOFF_S[0]
 
@@ -59,48 +64,56 @@ class Child:
         while True:
             started = monotonic()
             code = await self._run_once()
-            if self.is_stopping or not self.spec.restarts:
+            if self._stop.is_set() or not self.spec.restarts:
                 return code
             self.exits += 1
             if monotonic() - started > STEADY_S:
                 self._pause = BACKOFF_S[0]
             log.warning("%s ended (%s); again in %.2f s", self.spec.name, _words(code), self._pause)
-            await asyncio.sleep(self._pause)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._pause):
+                    await self._stop.wait()
+                    return code
             self._pause = min(2 * self._pause, BACKOFF_S[1])
-            if self._is_asked_to_stop():
-                return code
-
-    def _is_asked_to_stop(self) -> bool:
-        return self.is_stopping
 
     async def _run_once(self) -> int:
         ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        watch = None
+        try:
+            self.process = await self._spawn(theirs)
+            self._line = ours
+            if self._stop.is_set():  # asked while it was being started
+                self.let_go()
+            if self.spec.beats:
+                watch = asyncio.create_task(self._watch(ours))
+            return await self.process.wait()
+        except OSError as error:
+            log.error("%s cannot be started: %s", self.spec.name, error)
+            return CANNOT_START
+        finally:
+            self._line = None
+            if watch is not None:
+                watch.cancel()
+                await asyncio.gather(watch, return_exceptions=True)
+            ours.close()
+
+    async def _spawn(self, line: socket.socket) -> asyncio.subprocess.Process:
+        """Start it with its end of the lifeline, of which we keep no copy."""
         path = self.spec.output
-        with theirs, contextlib.nullcontext() if path is None else path.open("ab") as output:
-            self.process = await asyncio.create_subprocess_exec(
-                *self.spec.command(theirs.fileno()),
-                pass_fds=(theirs.fileno(),),
+        with line, contextlib.nullcontext() if path is None else path.open("ab") as output:
+            return await asyncio.create_subprocess_exec(
+                *self.spec.command(line.fileno()),
+                pass_fds=(line.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,  # a Ctrl-C on the terminal is the supervisor's to handle
             )
-        self._line = ours
-        ours.setblocking(False)
-        watch = asyncio.create_task(self._watch(ours)) if self.spec.beats else None
-        try:
-            return await self.process.wait()
-        finally:
-            if watch is not None:
-                watch.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await watch
-            ours.close()
-            self._line = None
 
     async def _watch(self, line: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        patience = START_S
+        patience = self.spec.start_s
         while True:
             try:
                 async with asyncio.timeout(patience):
@@ -113,16 +126,21 @@ class Child:
                 return
             if not data:
                 return
-            patience = SILENCE_S
+            patience = self.spec.silence_s
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal, if it lives."""
         if self.process is not None and self.process.returncode is None:
             self.process.send_signal(number)
 
+    def ask_to_end(self) -> None:
+        """SIGTERM, and no successor."""
+        self._stop.set()
+        self.send(signal.SIGTERM)
+
     def let_go(self) -> None:
-        """End of file on its lifeline: it ends at once."""
-        self.is_stopping = True
+        """End of file on its lifeline: it ends at once, and has no successor."""
+        self._stop.set()
         if self._line is not None:
             with contextlib.suppress(OSError):
                 self._line.shutdown(socket.SHUT_WR)
@@ -151,9 +169,7 @@ class Supervisor:
 
     async def stop_one(self, name: str, timeout_s: float) -> bool:
         """Ask a child to end (SIGTERM); False: it did not within the limit."""
-        child = self.children[name]
-        child.is_stopping = True
-        child.send(signal.SIGTERM)
+        self.children[name].ask_to_end()
         done, _ = await asyncio.wait([self._tasks[name]], timeout=timeout_s)
         return bool(done)
 
