@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 import grpc
 import grpc.aio
 
+from sidecar.errors import RemoteError
 from sidecar.wire import access_log
 
 log = logging.getLogger(__name__)
@@ -32,7 +33,12 @@ class AccessLogServer:
         self, _requests: AsyncIterator[bytes], context: "grpc.aio.ServicerContext[bytes, bytes]"
     ) -> bytes:
         while (data := await context.read()) is not EOF:
-            for entry in access_log.decode(data):
+            try:
+                entries = access_log.decode(data)
+            except RemoteError as error:
+                log.error("access log: %s", error)
+                continue
+            for entry in entries:
                 try:
                     self._on_entry(entry)
                 except Exception:

@@ -55,11 +55,11 @@ class AdminServer:
 
     async def _serve(self, key: str, listen: str, app: web.Application) -> None:
         host, _, port = listen.rpartition(":")
-        runner = web.AppRunner(app, access_log=None)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
         await runner.setup()
         self._runners.append(runner)
         try:
-            await web.TCPSite(runner, host.strip("[]"), int(port), shutdown_timeout=1).start()
+            await web.TCPSite(runner, host.strip("[]"), int(port)).start()
         except OSError as error:
             raise StartError(f"{key}: cannot listen on {listen}: {error.strerror}") from None
 

@@ -31,6 +31,8 @@ class PrefillClient:
     async def send(self, leg: StartPrefill) -> PrefillAnswered | PrefillFailed:
         """POST the leg and read its whole answer; never raises but CancelledError."""
         started = perf_counter()
+        if leg.timeout_s <= 0:  # aiohttp would take it for no limit
+            return PrefillFailed(reason=Reason.PREFILL_TIMEOUT)
         timeout = aiohttp.ClientTimeout(total=leg.timeout_s, sock_connect=self._connect_timeout_s)
         try:
             async with self._session.post(

@@ -6,12 +6,14 @@ number of records. Knows nothing of what a view or a record means.
 """
 
 import asyncio
-import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
+from sidecar.errors import RemoteError
 from sidecar.exchange.records import (
     Batch,
     FromWorker,
@@ -33,9 +35,10 @@ BACKOFF_S = (0.05, 0.5)
 
 
 async def _read_frame(reader: asyncio.StreamReader) -> bytes:
+    """The next frame. Raises EOFError when the other end is gone, RemoteError on nonsense."""
     size = int.from_bytes(await reader.readexactly(4), "big")
     if size > FRAME_MAX:
-        raise ConnectionError(f"a frame of {size} bytes")
+        raise RemoteError(f"a frame of {size} bytes")
     return await reader.readexactly(size)
 
 
@@ -86,26 +89,43 @@ class LinkServer:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
-        index: int | None = None
         try:
-            hello = decode_from_worker(await _read_frame(reader))
-            if not isinstance(hello, Hello):
-                raise ConnectionError("a worker's first frame must be Hello")
-            index = hello.worker
-            self._writers[index] = writer
-            self._on_message(index, hello)
-            if self._view is not None:
-                _write_frame(writer, self._view)
-            while True:
-                self._on_message(index, decode_from_worker(await _read_frame(reader)))
-        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            await self._converse(reader, writer)
+        except (EOFError, ConnectionError, asyncio.CancelledError):
             pass  # the worker ended, or we do
+        except (RemoteError, msgspec.MsgspecError) as error:
+            log.error("a worker's link is closed: %s", error)
         finally:
             self._tasks.discard(task)
-            if index is not None and self._writers.get(index) is writer:
-                del self._writers[index]
-                self._on_lost(index)
+            self._lose(writer)
             writer.close()
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        hello = decode_from_worker(await _read_frame(reader))
+        if not isinstance(hello, Hello):
+            raise RemoteError("a worker's first frame must be Hello")
+        before = self._writers.get(hello.worker)
+        if before is not None:  # it came again before the end of its old link was seen
+            self._lose(before)
+            before.close()
+        self._writers[hello.worker] = writer
+        self._take(hello.worker, hello)
+        if self._view is not None:
+            _write_frame(writer, self._view)
+        while True:
+            self._take(hello.worker, decode_from_worker(await _read_frame(reader)))
+
+    def _take(self, worker: int, message: FromWorker) -> None:
+        try:
+            self._on_message(worker, message)
+        except Exception:  # one bad record must not cost the link, and with it all others
+            log.exception("a message of worker %d", worker)
+
+    def _lose(self, writer: asyncio.StreamWriter) -> None:
+        """Tell of the worker whose link this is, if it is the worker's present one."""
+        for worker in [w for w, present in self._writers.items() if present is writer]:
+            del self._writers[worker]
+            self._on_lost(worker)
 
 
 class LinkClient:
@@ -126,6 +146,8 @@ class LinkClient:
         self._queue: deque[Record] = deque()
         self._dropped = 0
         self._unlocked_told = 0
+        self._views = 0
+        """heard so far"""
 
     def note(self, record: Record) -> None:
         """Queue a record; it leaves within 50 ms while control lives."""
@@ -141,27 +163,37 @@ class LinkClient:
             try:
                 reader, writer = await asyncio.open_unix_connection(str(self._path))
             except OSError:
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, BACKOFF_S[1])
-                continue
-            pause = BACKOFF_S[0]
-            await self._session(reader, writer)
+                pass
+            else:
+                if await self._session(reader, writer):
+                    pause = BACKOFF_S[0]
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, BACKOFF_S[1])
 
-    async def _session(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, until it breaks."""
+    async def _session(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """One connection, until it breaks; whether a view came over it."""
         # What is open now is told whole; its queued records come after it and are idempotent.
         _write_frame(writer, encode(self._hello()))
-        flusher = asyncio.create_task(self._flush(writer))
+        halves = [asyncio.create_task(self._flush(writer)), asyncio.create_task(self._read(reader))]
+        views = self._views
         try:
-            while True:
-                self._on_view(decode_view(await _read_frame(reader)))
-        except (asyncio.IncompleteReadError, ConnectionError):
-            log.warning("the control process is away; serving its last view")
+            await asyncio.wait(halves, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            flusher.cancel()
-            with contextlib.suppress(asyncio.CancelledError, ConnectionError):
-                await flusher
+            for half in halves:
+                half.cancel()
+            ends = await asyncio.gather(*halves, return_exceptions=True)
             writer.close()
+        for end in ends:
+            if isinstance(end, Exception) and not isinstance(end, EOFError | ConnectionError):
+                log.error("the link to the control process is closed", exc_info=end)
+        log.warning("the control process is away; serving its last view")
+        return self._views > views
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        while True:
+            view = decode_view(await _read_frame(reader))
+            self._views += 1
+            self._on_view(view)
 
     async def _flush(self, writer: asyncio.StreamWriter) -> None:
         while True:

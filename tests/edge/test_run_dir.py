@@ -116,12 +116,12 @@ def test_a_port_in_use_is_named_with_its_key(address: str) -> None:
         taken.bind((host, 0))
         taken.listen(1)
         listen = f"{address}:{taken.getsockname()[1]}"
-        with pytest.raises(StartError, match="edge.listen: cannot listen on"):
+        with pytest.raises(StartError, match=r"^edge\.listen: cannot listen on"):
             check_ports([("admin.listen", f"{address}:0"), ("edge.listen", listen)])
     check_ports([("edge.listen", listen)])
 
 
 def test_an_address_that_is_not_ours_is_a_start_error() -> None:
     """Nothing on this machine has it."""
-    with pytest.raises(StartError, match="edge.listen"):
+    with pytest.raises(StartError, match=r"^edge\.listen"):
         check_ports([("edge.listen", "192.0.2.1:0")])
