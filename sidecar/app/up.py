@@ -179,7 +179,7 @@ class Up:
             await self._envoy.wait_until_live()
             # Envoy is live with what it took; what it refused would show as requests that fail.
             await self._wait(self._is_accepted, deadline, "Envoy")
-            await self._wait(self._is_edge_served, deadline, "the edge")
+            await self._wait(self._is_worker_seen, deadline, "a worker")
         if self.engines:
             await self._wait(self._has_all_engines, deadline, "the simulated engines")
 
@@ -202,16 +202,11 @@ class Up:
                 raise StartError(f"Envoy refuses its configuration ({kind}): {reason}")
         return bool(status.get("envoys"))
 
-    def _is_edge_served(self) -> bool:
-        """A worker answers through Envoy, be it that the pool is empty."""
-        url = f"{local_url(self.config.edge.listen)}/health"
-        try:
-            with urllib.request.urlopen(url, timeout=2):
-                return True
-        except urllib.error.HTTPError as error:
-            return error.headers.get("x-pd-error") != "no_worker"
-        except OSError:
-            return False
+    def _is_worker_seen(self) -> bool:
+        """Envoy's health check finds a worker a moment after that worker began to serve."""
+        path = "/stats?filter=^cluster.workers.membership_healthy$"
+        found = fetch(self.config.envoy.admin_listen, path)
+        return found is not None and not found.strip().endswith(b": 0")
 
     def _has_all_engines(self) -> bool:
         if self._observed("/readyz") is None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from sidecar.exchange.reasons import TABLE, Outcome, Reason
+from sidecar.exchange.reasons import OWN_REPLY, TABLE, Outcome, Reason
 from sidecar.exchange.records import Moved, Placed, PrefillEnded, Record, Refused, Replied
 from sidecar.routing.instance import TransferMode
 from sidecar.routing.view import Slot
@@ -148,6 +148,8 @@ class Ledger:
 
     def report(self, log: Entry, now: float) -> Closed | None:
         """Take one access log entry; returns the exchange if it is over."""
+        if log.reply == OWN_REPLY:
+            return None
         if not log.exchange:
             # Envoy refused it before the sidecar heard of it: nothing is held, but it is counted.
             return closed(None, None, "", log) if log.is_end else None

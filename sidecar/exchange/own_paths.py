@@ -2,7 +2,7 @@
 
 import msgspec
 
-from sidecar.exchange.reasons import Reason, refusal
+from sidecar.exchange.reasons import OWN_REPLY, Reason, refusal
 from sidecar.exchange.situation import Situation
 from sidecar.wire.ext_proc import ImmediateReply
 
@@ -20,8 +20,9 @@ def own_answer(path: str, situation: Situation, echo: dict[str, str]) -> Immedia
 def _health(situation: Situation, echo: dict[str, str]) -> ImmediateReply:
     """200 with an empty body as vLLM's own, 503 while the pool cannot serve."""
     if situation.is_ready:
-        return ImmediateReply(status=200, body=b"", headers=echo, metadata={"reply": "own"})
-    return refusal(why_not_ready(situation), echo=echo)
+        return ImmediateReply(status=200, body=b"", headers=echo, metadata={"reply": OWN_REPLY})
+    reply = refusal(why_not_ready(situation), echo=echo)
+    return msgspec.structs.replace(reply, metadata={"reply": OWN_REPLY})
 
 
 def why_not_ready(situation: Situation) -> Reason:
@@ -36,5 +37,5 @@ def _models(situation: Situation, echo: dict[str, str]) -> ImmediateReply:
         status=200,
         body=msgspec.json.encode({"object": "list", "data": data}),
         headers={"content-type": "application/json", **echo},
-        metadata={"reply": "own"},
+        metadata={"reply": OWN_REPLY},
     )

@@ -51,6 +51,10 @@ class Row(msgspec.Struct, frozen=True):
     retry_after_s: int | None = None
 
 
+OWN_REPLY = "own"
+"""Metadata `pd.reply` of answers about ourselves (readiness, models): no exchange, counted nowhere,
+or health checks would drown the traffic."""
+
 TABLE: dict[Reason, Row] = {
     Reason.NO_PREFILL_INSTANCE: Row(
         503, Outcome.REFUSED, "service_unavailable", "No prefill instance is ready.", 1
