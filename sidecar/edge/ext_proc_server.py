@@ -129,7 +129,9 @@ class _Stream:
         phase = self.exchange.phase
         if self._prefill is None:
             return await self._read_event() if self._read is None else await self._take_read()
-        if phase is Phase.PREFILL:  # READ: Envoy has nothing to say until we reply
+        # READ: Envoy has nothing to say until we reply. If the client leaves it resets the stream
+        # (tried: 1.40, within 25 ms), which cancels this task and with it the leg it waits for.
+        if phase is Phase.PREFILL:
             return await self._take_prefill()
         if phase is not Phase.HELD and self._read is None:
             self._read = asyncio.create_task(self._read_event())
