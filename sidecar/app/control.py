@@ -60,7 +60,7 @@ class Control:
         for instance in static:
             registry.add_static(instance, monotonic())
         self.discovery = DiscoveryServer(
-            on_change=self.keeper.refresh, on_envoy_gone=self._envoy_gone
+            on_change=self.keeper.refresh_soon, on_envoy_gone=self._envoy_gone
         )
         self._link = LinkServer(on_message=self._from_worker, on_lost=self._worker_lost)
         self._listener = HeartbeatListener(
@@ -102,6 +102,7 @@ class Control:
             probes=prober.watch,
             view=self._link.publish,
             acked=self.discovery.acked_endpoints,
+            later=asyncio.get_running_loop().call_later,
         )
         self.keeper.connect(outlets)
         await self._link.listen(self._run_dir.link_socket)

@@ -1,7 +1,9 @@
 """Keeps the pool: what is heard and probed goes into the registry, what follows goes to Envoy and
 workers.
 
-One synchronous `refresh` computes everything that depends on the registry; callbacks only call it.
+One synchronous `refresh` computes everything that depends on the registry; callbacks only ask for
+it. What it costs grows with the pool, so while changes come thick (a flood of registrations, a
+restart of everything) one refresh serves many of them.
 """
 
 import logging
@@ -20,6 +22,10 @@ from sidecar.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
+REST = 4.0
+"""After a refresh the next waits so many times as long as it took. With 8 instances that is 0.2 ms;
+with 4096 each took 60 ms, and 4096 that joined at once kept the control process from its beats."""
+
 
 class Outlets(msgspec.Struct, frozen=True, kw_only=True):
     """Where the consequences go."""
@@ -30,6 +36,8 @@ class Outlets(msgspec.Struct, frozen=True, kw_only=True):
     view: Callable[[View], None]
     acked: Callable[[float], frozenset[str] | None]
     """endpoints that every gating Envoy has; None: not gated"""
+    later: Callable[[float, Callable[[], None]], object] = lambda _seconds, act: act()
+    """call something in so many seconds"""
 
 
 class PoolKeeper:
@@ -50,6 +58,8 @@ class PoolKeeper:
         self._removed: set[str] = set()
         """addresses that left the pool and whose series are still there"""
         self._is_draining = False
+        self._rests_until = 0.0
+        self._is_refresh_due = False
 
     def connect(self, outlets: Outlets) -> None:
         """From now on changes are handed out; the view at once, if empty: workers wait for one."""
@@ -100,11 +110,30 @@ class PoolKeeper:
         self._is_draining = True
         self.refresh()
 
+    def refresh_soon(self) -> None:
+        """Refresh now, or once for all that ask while it rests."""
+        if self._outlets is None or self._is_refresh_due:
+            return
+        wait_s = self._rests_until - monotonic()
+        if wait_s <= 0:
+            self.refresh()
+            return
+        self._is_refresh_due = True
+        self._outlets.later(wait_s, self.refresh)
+
     def refresh(self) -> None:
         """Hand out what changed: the endpoints first, so that their ACK is on its way."""
-        outlets = self._outlets
-        if outlets is None:
+        self._is_refresh_due = False
+        if self._outlets is None:
             return
+        started = monotonic()
+        try:
+            self._hand_out(self._outlets)
+        finally:
+            now = monotonic()
+            self._rests_until = now + REST * (now - started)
+
+    def _hand_out(self, outlets: Outlets) -> None:
         if self.registry.revision != self._revision:
             self._revision = self.registry.revision
             outlets.endpoints(self.registry.endpoints())
@@ -117,9 +146,10 @@ class PoolKeeper:
             outlets.view(self.view)
 
     def _apply(self, change: Change | None) -> None:
+        """None, the constant repeat of a heartbeat or a probe, changes nothing."""
         if change is not None:
             self._say(change)
-        self.refresh()
+            self.refresh_soon()
 
     def _say(self, change: Change) -> None:
         instance = change.instance

@@ -27,6 +27,8 @@ from sidecar.routing.view import Member
 
 MAX_HEARD = 4096
 """instances known by heartbeat alone; more is an attack or a bug, and each costs probes"""
+MAX_HEARD_RANKS = 65536
+"""ranks of all of them together: each is a slot in every worker's walk and a series in metrics"""
 MAX_REMEMBERED = 4096
 """ordinals kept of instances that are gone"""
 GRACE_S = 2.0
@@ -73,11 +75,15 @@ class Registry:
         if record is None:
             if len(self._records) - len(self._static) >= MAX_HEARD:
                 raise HeartbeatError("full", f"{MAX_HEARD} instances are registered already")
+            self._check_ranks(instance, None)
             return self._add(instance, now)
-        record.heard_at = now
         if record.instance.is_static:
+            record.heard_at = now
             return self._hear_static(record, instance)
         was = record.instance
+        if instance.dp_size > was.dp_size:
+            self._check_ranks(instance, was)
+        record.heard_at = now
         if instance == was and not record.is_expired:
             return None
         returns = record.is_expired
@@ -310,6 +316,16 @@ class Registry:
         return Change(
             ChangeKind.CONFLICT, configured, heard, "its heartbeats differ", "configuration wins"
         )
+
+    def _check_ranks(self, instance: Instance, was: Instance | None) -> None:
+        heard = sum(
+            record.instance.dp_size
+            for record in self._records.values()
+            if not record.instance.is_static
+        )
+        if heard - (was.dp_size if was else 0) + instance.dp_size > MAX_HEARD_RANKS:
+            detail = f"with dp_size {instance.dp_size} there were over {MAX_HEARD_RANKS} ranks"
+            raise HeartbeatError("full", detail)
 
     def _of_life(self, address: str, generation: int) -> Record | None:
         record = self._records.get(address)

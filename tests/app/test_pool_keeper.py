@@ -1,12 +1,13 @@
 """The pool's keeper: what follows from an event goes out once, endpoints before the view."""
 
+from collections.abc import Callable
 from time import monotonic
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from sidecar.app.accounting import Accounting
-from sidecar.app.pool_keeper import Outlets, PoolKeeper
+from sidecar.app.pool_keeper import REST, Outlets, PoolKeeper
 from sidecar.exchange.ledger import Ledger
 from sidecar.exchange.records import Placed
 from sidecar.routing.instance import Instance, Role, State, TransferMode, Version
@@ -208,3 +209,32 @@ def test_rejected_frames_are_counted_by_reason() -> None:
         "pd_sidecar_heartbeats_rejected_total", {"reason": "frames"}
     )
     assert value == 1
+
+
+def test_a_flood_of_changes_shares_refreshes() -> None:
+    """While it rests from a refresh, one more serves all that change meanwhile."""
+    kept = Kept()
+    due: list[tuple[float, Callable[[], None]]] = []
+
+    def slow(_: object) -> None:
+        until = monotonic() + 0.02
+        while monotonic() < until:
+            pass
+
+    outlets = Outlets(
+        endpoints=slow,
+        probes=lambda p: kept.out.append(("probes", p)),
+        view=lambda v: kept.out.append(("view", v)),
+        acked=lambda _now: None,
+        later=lambda seconds, act: due.append((seconds, act)),
+    )
+    kept.keeper.connect(outlets)
+    kept.keeper.heard(instance(P, Role.PREFILL), "")
+    views = len(kept.out)
+    for i in range(100):
+        kept.keeper.heard(instance(f"10.0.1.{i}:8000", Role.DECODE), "")
+    assert len(kept.out) == views
+    ((seconds, act),) = due
+    assert 0 < seconds <= REST * 0.1
+    act()
+    assert len(kept.view.members) == 101

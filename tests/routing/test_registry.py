@@ -10,7 +10,7 @@ from sidecar.errors import HeartbeatError
 from sidecar.routing.instance import Instance, Role, State, TransferMode, Version
 from sidecar.routing.probe import ProbeOutcome
 from sidecar.routing.record import ChangeKind, SavedPool
-from sidecar.routing.registry import GRACE_S, MAX_HEARD, Registry
+from sidecar.routing.registry import GRACE_S, MAX_HEARD, MAX_HEARD_RANKS, Registry
 
 TTL_S = 12.0
 OK, TIMEOUT = ProbeOutcome.OK, ProbeOutcome.TIMEOUT
@@ -235,6 +235,22 @@ def test_a_flood_of_addresses_is_bounded_and_the_known_are_still_heard(registry:
     assert registry.hear(instance("10.0.0.0:8000"), 1.0) is None
     registry.add_static(instance("10.9.9.9:8000"), 1.0)
     assert len(registry) == MAX_HEARD + 1
+
+
+def test_ranks_of_all_instances_together_are_bounded(registry: Registry) -> None:
+    """Absurd sizes must not become a slot and a series each; who is there already stays."""
+    fitting = MAX_HEARD_RANKS // 4096
+    for i in range(fitting):
+        registry.hear(instance(f"10.0.1.{i}:8000", dp_size=4096), 0.0)
+    for late in (instance("10.0.2.1:8000"), instance("10.0.2.1:8000", dp_size=4096)):
+        with pytest.raises(HeartbeatError) as caught:
+            registry.hear(late, 0.0)
+        assert caught.value.reason == "full"
+    registry.hear(instance("10.0.1.0:8000", dp_size=4095), 1.0)
+    registry.hear(instance("10.0.2.1:8000"), 1.0)
+    with pytest.raises(HeartbeatError):
+        registry.hear(instance("10.0.1.0:8000", dp_size=4096), 1.0)
+    assert len(registry) == fitting + 1
 
 
 def test_ranks_and_tp_together_are_warned_about(registry: Registry) -> None:
