@@ -13,7 +13,7 @@ from sidecar.routing.instance import TransferMode
 from sidecar.routing.slots import Placement, Target
 from sidecar.wire import kv_transfer
 from sidecar.wire.ext_proc import DESTINATION, STRIPPED, BodyReply, HeadersReply
-from sidecar.wire.openai import SUFFIX, Fields, join
+from sidecar.wire.openai import SUFFIX, Api, Fields, join
 
 _NOT_FORWARDED = frozenset(
     re.split(
@@ -25,6 +25,13 @@ _NOT_FORWARDED = frozenset(
 """Hop-by-hop, set anew for the prefill leg, or not the client's to set."""
 
 _PREFIXES_NOT_FORWARDED = (":", "x-envoy-", "x-pd-")
+
+
+def can_name_each_other(request: Request, prefill: Target, decode: Target) -> bool:
+    """False: this pair needs embedded addresses, and `/v1/responses` ignores the request id that
+    carries them; the request is then served aggregated (design §3)."""
+    versions = (prefill.member.version, decode.member.version)
+    return request.api is not Api.RESPONSES or not kv_transfer.embeds_addresses(versions)
 
 
 def prefill_leg(

@@ -8,7 +8,7 @@ r"""One exchange as a state machine: an event in, effects out; no I/O, no clock,
        |  \
        |   WRITE: both legs dispatched
        |    \--> DECODE --decode not 2xx, prefill failed--------------------------> DONE
-       |           |  \--prefill answered 200--> DECODE (prefill known) --any-----> DONE
+       |           |  \--prefill answered 200--> DECODE_ALONE --decode answered---> DONE
        |           v
        |          HELD (decode's 2xx waits for prefill) --prefill known-----------> DONE
        v
@@ -59,6 +59,7 @@ class Phase(StrEnum):
     PREFILL = "prefill"
     CONFIRM = "confirm"
     DECODE = "decode"
+    DECODE_ALONE = "decode_alone"
     HELD = "held"
     DONE = "done"
 
@@ -75,6 +76,7 @@ _CLIENT_PHASE = {
     Phase.PREFILL: "prefill",
     Phase.CONFIRM: "prefill",
     Phase.DECODE: "decode",
+    Phase.DECODE_ALONE: "decode",
     Phase.HELD: "decode",
 }
 
@@ -100,7 +102,6 @@ class Exchange:
         self._is_prefill_running = False
         self._prefill_failure: Reason | None = None
         """why the last attempt failed"""
-        self._is_prefill_good = False
         self._handed_over: openai.Fields | None = None
         self._is_placed = False
         self._record: Placed | None = None
@@ -181,7 +182,7 @@ class Exchange:
         request, self._placement = self._request, event
         if event.prefill is None or event.decode is None:
             return self._serve_aggregated(event.answering)
-        if self._must_aggregate(event.prefill, event.decode):
+        if not legs.can_name_each_other(request, event.prefill, event.decode):
             return self._serve_aggregated(event.prefill)
         self._attempt += 1
         self._pair = kv_transfer.Pair(
@@ -203,12 +204,6 @@ class Exchange:
             request, event, self._pair, self._limits, None, self._placed_metadata()
         )
         return [*effects, Send(reply)]
-
-    def _must_aggregate(self, prefill: Target, decode: Target) -> bool:
-        """`/v1/responses` ignores the request id, so it cannot carry embedded addresses."""
-        return self._api is openai.Api.RESPONSES and kv_transfer.embeds_addresses(
-            (prefill.member.version, decode.member.version)
-        )
 
     def _take(
         self, mode: TransferMode | None, prefill: Target | None, decode: Target | None
@@ -292,9 +287,9 @@ class Exchange:
     def _write_prefill_done(self, effects: list[Effect], *, is_good: bool) -> list[Effect]:
         if not is_good:
             return self._refuse(Reason.PREFILL_WITHOUT_KV, after=effects)
-        self._is_prefill_good = True
         if self.phase is Phase.HELD:
             return self._finish([*effects, Send(PassReply())], is_handed_over=True)
+        self.phase = Phase.DECODE_ALONE
         return effects
 
     def _on_prefill_failed(self, event: PrefillFailed, now: float) -> list[Effect]:
@@ -320,7 +315,7 @@ class Exchange:
     # --- the answer's headers (WRITE) -------------------------------------------------------
 
     def _on_response(self, event: ResponseHeaders, _now: float) -> list[Effect]:
-        if self._is_prefill_good or not 200 <= event.status < 300:
+        if self.phase is Phase.DECODE_ALONE or not 200 <= event.status < 300:
             return self._finish([Send(PassReply())], is_handed_over=True)
         self.phase = Phase.HELD
         return []
@@ -397,6 +392,7 @@ _TABLE: dict[tuple[Phase, type], _Step] = {
     (Phase.DECODE, PrefillAnswered): Exchange._on_prefill_answered,
     (Phase.DECODE, PrefillFailed): Exchange._on_prefill_failed,
     (Phase.DECODE, ResponseHeaders): Exchange._on_response,
+    (Phase.DECODE_ALONE, ResponseHeaders): Exchange._on_response,
     (Phase.HELD, PrefillAnswered): Exchange._on_prefill_answered,
     (Phase.HELD, PrefillFailed): Exchange._on_prefill_failed,
 }

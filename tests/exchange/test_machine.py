@@ -589,6 +589,7 @@ AT: dict[Phase, Callable[[], Driver]] = {
     Phase.PREFILL: lambda: reading(),
     Phase.CONFIRM: _at_confirm,
     Phase.DECODE: lambda: writing(),
+    Phase.DECODE_ALONE: lambda: writing(PREFILL_OK),
     Phase.HELD: lambda: writing(OK),
     Phase.DONE: lambda: reading(PREFILL_OK),
 }
