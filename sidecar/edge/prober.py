@@ -29,6 +29,8 @@ from sidecar.wire.names import as_ip, join_address
 
 log = logging.getLogger(__name__)
 
+AGENT = "pd-sidecar-probe"
+"""User-Agent, by which an edge of ours knows that it is taken for an engine (envoy/routes.yaml)"""
 MAX_IN_FLIGHT = 256
 """probes at the same moment; each holds one descriptor"""
 MAX_BODY_BYTES = 1024 * 1024
@@ -79,7 +81,9 @@ class Prober:
         self._executor = ThreadPoolExecutor(RESOLVER_THREADS, "resolver")
         self.resolve: Resolve = resolve or self._getaddrinfo
         self._lookups: dict[str, asyncio.Future[list[Any]]] = {}
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._headers = {"User-Agent": AGENT}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, force_close=True),
             timeout=aiohttp.ClientTimeout(total=timeout_s),
