@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.exchange.ledger import MEMORY_S, PATIENCE_INTERVALS, Closed, Ledger, outcome_of
-from sidecar.exchange.reasons import Outcome, Reason
+from sidecar.exchange.reasons import OWN_REPLY, Outcome, Reason
 from sidecar.exchange.records import Moved, Placed, PrefillEnded, Record, Refused, Replied
 from sidecar.routing.instance import TransferMode
 from sidecar.routing.view import Slot
@@ -445,3 +445,8 @@ def test_exchanges_side_by_side_are_counted_right_at_every_moment(
         assert ledger.in_flight == truth
     assert set(ends.values()) == {1}
     assert ledger.sweep(now + 1000) == []
+
+
+def test_the_sidecars_answers_about_itself_are_no_exchanges() -> None:
+    """Health checks would drown the traffic."""
+    assert Ledger(REPORT_S).report(entry(reply=OWN_REPLY), 0.0) is None

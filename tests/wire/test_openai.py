@@ -30,7 +30,7 @@ values = st.recursive(
     | st.floats(allow_nan=False, allow_infinity=False)
     | words,
     lambda inner: st.lists(inner) | st.dictionaries(words, inner),
-    max_leaves=20,
+    max_leaves=8,
 )
 objects = st.dictionaries(words, values)
 
