@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -230,3 +231,10 @@ async def test_a_childs_output_goes_to_its_file(tmp_path: Path) -> None:
     supervisor.start()
     assert await supervisor._tasks["child"] == 0
     assert path.read_text() == "before\nhello\n"
+
+
+def test_the_supervisor_stays_small() -> None:
+    """What is heavy, or could hurt it, is the children's alone (design §2)."""
+    script = "import sidecar.edge.supervisor, sys; print({'grpc', 'zmq'} & set(sys.modules))"
+    command = [sys.executable, "-c", script]
+    assert subprocess.run(command, capture_output=True, check=True).stdout == b"set()\n"
