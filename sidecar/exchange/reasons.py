@@ -99,8 +99,9 @@ TABLE: dict[Reason, Row] = {
     Reason.PREFILL_WITHOUT_KV: Row(
         502, Outcome.PREFILL_FAILED, "bad_gateway", "Prefill handed over no KV blocks."
     ),
+    # A fault of the router must not send anyone to look at a prefill instance.
     Reason.INTERNAL: Row(
-        500, Outcome.PREFILL_FAILED, "internal_error", "The router failed; its log has the reason."
+        500, Outcome.REFUSED, "internal_error", "The router failed; its log has the reason."
     ),
 }
 
