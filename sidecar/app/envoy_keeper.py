@@ -7,6 +7,7 @@ Envoy outlives us by design: a crash of the sidecar must not cost a running stre
 import asyncio
 import logging
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from sidecar.edge import envoy_process
@@ -19,6 +20,10 @@ log = logging.getLogger(__name__)
 WATCH_S = 0.25
 LIVE_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 5.0
+ANSWER_TIMEOUT_S = 10.0
+"""for a living Envoy to say who it is: at peak load its admin may be slow, and ending it would cut
+what it carries"""
+IDLE_POLL_S = 0.5
 BACKOFF_S = (0.1, 5.0)
 
 
@@ -35,20 +40,28 @@ class EnvoyKeeper:
     def __repr__(self) -> str:
         return f"<EnvoyKeeper pid={self.record.pid if self.record else None}>"
 
-    def adopt(self, node_id: str, drain_timeout_s: float) -> bool:
-        """Take over a living Envoy of this run directory. One with another bootstrap is drained and
-        stopped instead (blocking, before anything is served)."""
-        found = envoy_process.living_envoy(self._run_dir, node_id)
+    async def adopt(self, drain_timeout_s: float) -> bool:
+        """Take over a living Envoy of this run directory; False: there is none any more.
+
+        One with another bootstrap is drained and ended first, one that does not answer is ended.
+        Cancelled meanwhile, it is still ours to `stop`."""
+        found = self.record = await asyncio.to_thread(envoy_process.living_envoy, self._run_dir)
         if found is None:
             return False
-        if found.bootstrap_hash == bootstrap_hash(self._bootstrap):
-            self.record = found
+        if not await asyncio.to_thread(envoy_process.is_answering, found, ANSWER_TIMEOUT_S):
+            log.warning("the living Envoy (pid %d) does not answer: ending it", found.pid)
+        elif found.bootstrap_hash == bootstrap_hash(self._bootstrap):
             log.info("adopted the living Envoy, pid %d", found.pid)
             return True
-        log.info("the living Envoy (pid %d) has another bootstrap: draining it", found.pid)
-        envoy_process.drain_listeners(found)
-        envoy_process.wait_until_idle(found, drain_timeout_s)
-        envoy_process.stop_envoy(found, STOP_TIMEOUT_S)
+        else:
+            log.info("the living Envoy (pid %d) has another bootstrap: draining it", found.pid)
+            await asyncio.to_thread(envoy_process.drain_listeners, found)
+            deadline = monotonic() + drain_timeout_s
+            while monotonic() < deadline and not await asyncio.to_thread(
+                envoy_process.wait_until_idle, found, IDLE_POLL_S
+            ):
+                pass
+        await self.stop()
         return False
 
     def start(self) -> None:
@@ -68,18 +81,18 @@ class EnvoyKeeper:
         pause = BACKOFF_S[0]
         while True:
             await asyncio.sleep(WATCH_S)
-            assert self.record is not None
-            if envoy_process.is_running(self.record):
-                continue
-            log.error("Envoy (pid %d) ended; again in %.1f s", self.record.pid, pause)
+            if self.record is not None:
+                if envoy_process.is_running(self.record):
+                    continue
+                log.error("Envoy (pid %d) ended; again in %.1f s", self.record.pid, pause)
             await asyncio.sleep(pause)
-            self.record = None
-            self.start()
             try:
+                self.record = None
+                self.start()
                 await self.wait_until_live()
                 pause = BACKOFF_S[0]
-            except StartError as error:
-                log.error("%s", error)
+            except (StartError, OSError) as error:
+                log.error("Envoy cannot be started again: %s", error)
                 pause = min(2 * pause, BACKOFF_S[1])
 
     async def stop(self) -> None:

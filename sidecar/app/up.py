@@ -2,15 +2,16 @@
 
 import asyncio
 import contextlib
+import http.client
 import logging
 import signal
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -28,6 +29,8 @@ from sidecar.xds.bootstrap import bootstrap_document
 from sidecar.xds.templates import Template
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 START_TIMEOUT_S = 60.0
 STOP_SLACK_S = 5.0
@@ -75,22 +78,26 @@ class Up:
 
     async def run(self) -> int:
         """Until stopped; returns the exit code. Raises StartError."""
+        self._take_signals()
         self.run_dir.hold()
         try:
             return await self._run_held()
+        except OSError as error:  # a full disk, a directory that is read-only or was removed
+            where = error.filename or self.run_dir.path
+            raise StartError(f"{where}: {error.strerror or error}") from None
         finally:
             self.run_dir.release()
 
     async def _run_held(self) -> int:
         config, envoy = self.config, self._envoy
-        is_adopted = envoy is not None and await asyncio.to_thread(
-            envoy.adopt, settings.node_id(self.run_dir), config.drain.timeout_s
-        )
+        is_adopted = False
+        if envoy is not None:
+            is_adopted = await self._until(envoy.adopt(config.drain.timeout_s)) or False
+            if self._stop_asked.is_set():
+                await envoy.stop()
+                return 0
         check_ports(self._ports(is_adopted))
         write_config(config, self.run_dir)
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_signal)
         self._supervisor.start()
         keeping: asyncio.Task[None] | None = None
         try:
@@ -117,6 +124,13 @@ class Up:
         if self._stop_asked.is_set():
             self._stop_now.set()
         self._stop_asked.set()
+
+    def _take_signals(self) -> None:
+        """Also the one of a terminal that closes, except where `nohup` wants it ignored."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                loop.add_signal_handler(number, self._on_signal)
 
     def _on_signal(self) -> None:
         log.info("ending at once" if self._stop_asked.is_set() else "stopping: draining first")
@@ -159,17 +173,19 @@ class Up:
             ]
         return ports
 
-    async def _until(self, work: Any, also: asyncio.Event | None = None) -> None:
-        """`work` to its end, or until a stop is asked for (or `also`, in its place)."""
-        task = asyncio.ensure_future(work)
+    async def _until(
+        self, work: Coroutine[Any, Any, T], also: asyncio.Event | None = None
+    ) -> T | None:
+        """`work` to its end, or until a stop is asked for (or `also`, in its place): None."""
+        task = asyncio.create_task(work)
         stop = asyncio.create_task((also or self._stop_asked).wait())
         await asyncio.wait([task, stop], return_when=asyncio.FIRST_COMPLETED)
         stop.cancel()
         if not task.done():
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        else:
-            task.result()
+            return None
+        return task.result()
 
     async def _started(self) -> None:
         """Control answers, Envoy is live, and, with simulated engines, all of them are ready."""
@@ -236,10 +252,14 @@ def write_config(config: Config, run_dir: RunDir) -> None:
 def fetch(listen: str, path: str, timeout_s: float = 2.0) -> bytes | None:
     """GET from one of our own servers; None: it does not answer 200."""
     try:
-        with urllib.request.urlopen(local_url(listen) + path, timeout=timeout_s) as answer:
+        with _DIRECT.open(local_url(listen) + path, timeout=timeout_s) as answer:
             return bytes(answer.read())
-    except (OSError, urllib.error.URLError):
+    except (OSError, http.client.HTTPException):
         return None
+
+
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""past any proxy that the environment names: what is asked is on this machine"""
 
 
 def local_url(listen: str) -> str:
@@ -250,8 +270,12 @@ def local_url(listen: str) -> str:
 
 
 def fetch_json(listen: str, path: str) -> Any:
+    """The JSON of it; None also when somebody else answers there, with something else."""
     body = fetch(listen, path)
-    return None if body is None else msgspec.json.decode(body)
+    try:
+        return None if body is None else msgspec.json.decode(body)
+    except ValueError:
+        return None
 
 
 def simulated(spec: str, config: Config, mode: str) -> list[SimOptions]:
@@ -281,7 +305,7 @@ def down(config: Config) -> str:
     run_dir = run_dir_of(config)
     run_dir.hold()
     try:
-        found = envoy_process.living_envoy(run_dir.path, settings.node_id(run_dir))
+        found = envoy_process.living_envoy(run_dir.path)
         if found is None:
             return f"no Envoy was left behind in {run_dir.path}"
         envoy_process.stop_envoy(found, STOP_SLACK_S)

@@ -28,6 +28,7 @@ _LOG = "envoy.log"
 _ADMIN_TIMEOUT_S = 2.0
 _POLL_S = 0.02
 _KILL_WAIT_S = 5.0
+_NOWHERE = {"address": "127.0.0.1", "port_value": 0}
 
 
 class EnvoyRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,32 +81,66 @@ def start_envoy(
     _write_atomically(document, json.dumps(bootstrap, indent=1).encode())
     log = run_dir / _LOG
     offset = log.stat().st_size if log.exists() else 0
+    # Who dies before the new record is written must not leave an old one.
+    (run_dir / _RECORD).unlink(missing_ok=True)
     pid = _spawn(log, _command(binary, document, concurrency))
-    admin = bootstrap["admin"]["address"]["socket_address"]
-    record = EnvoyRecord(
-        pid=pid,
-        start_ticks=_start_ticks(pid) or 0,
-        node_id=bootstrap["node"]["id"],
-        admin_host=admin["address"],
-        admin_port=int(admin["port_value"]),
-        bootstrap_hash=bootstrap_hash(bootstrap),
-        log_path=str(log),
-        log_offset=offset,
-    )
+    record = _record(pid, _start_ticks(pid) or 0, bootstrap, log, offset)
     _write_atomically(run_dir / _RECORD, msgspec.json.encode(record))
     return record
 
 
-def living_envoy(run_dir: Path, node_id: str) -> EnvoyRecord | None:
-    """The recorded Envoy, if that process still runs and its admin says it is `node_id`."""
+def living_envoy(run_dir: Path) -> EnvoyRecord | None:
+    """The Envoy of this run directory whose process runs, whether it answers or not.
+
+    As recorded; without a record (its starter was killed just then, or the file is broken) the
+    process that was given this directory's bootstrap.
+    """
     try:
         record = msgspec.json.decode((run_dir / _RECORD).read_bytes(), type=EnvoyRecord)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, ValueError):  # msgspec's errors are ValueErrors
+        record = None
+    if record is not None and record.pid > 0 and is_running(record):
+        return record
+    return _unrecorded(run_dir)
+
+
+def _unrecorded(run_dir: Path) -> EnvoyRecord | None:
+    document = run_dir / _BOOTSTRAP
+    pid = _pid_of(_command(Path(), document, 0)[1:3])
+    ticks = None if pid is None else _start_ticks(pid)
+    if pid is None or ticks is None:
         return None
-    if not is_running(record):
-        return None
-    info = _server_info(record)
-    return record if info is not None and info.get("node", {}).get("id") == node_id else None
+    try:
+        bootstrap = json.loads(document.read_bytes())
+        return _record(pid, ticks, bootstrap, run_dir / _LOG, 0)
+    except (OSError, ValueError, LookupError, TypeError):
+        # What it was started with is not known any more: it can only be ended.
+        unknown = {"node": {"id": ""}, "admin": {"address": {"socket_address": _NOWHERE}}}
+        return _record(pid, ticks, unknown, run_dir / _LOG, 0)
+
+
+def _pid_of(arguments: list[str]) -> int | None:
+    """A process with these arguments first."""
+    wanted = [os.fsencode(argument) for argument in arguments]
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                command = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue  # it ended, or is another user's
+            if command[1 : 1 + len(wanted)] == wanted:
+                return int(entry.name)
+    return None
+
+
+def is_answering(record: EnvoyRecord, timeout_s: float) -> bool:
+    """Whether its admin says, within the limit, that it is the one recorded."""
+
+    def is_ours() -> bool:
+        info = _server_info(record)
+        return info is not None and info.get("node", {}).get("id") == record.node_id
+
+    return _wait(is_ours, timeout_s)
 
 
 def is_running(record: EnvoyRecord) -> bool:
@@ -172,6 +207,22 @@ def _command(binary: Path, document: Path, concurrency: int) -> list[str]:
     if concurrency > 0:
         command += ["--concurrency", str(concurrency)]
     return command
+
+
+def _record(
+    pid: int, start_ticks: int, bootstrap: dict[str, Any], log: Path, log_offset: int
+) -> EnvoyRecord:
+    admin = bootstrap["admin"]["address"]["socket_address"]
+    return EnvoyRecord(
+        pid=pid,
+        start_ticks=start_ticks,
+        node_id=bootstrap["node"]["id"],
+        admin_host=admin["address"],
+        admin_port=int(admin["port_value"]),
+        bootstrap_hash=bootstrap_hash(bootstrap),
+        log_path=str(log),
+        log_offset=log_offset,
+    )
 
 
 def _spawn(log: Path, command: list[str]) -> int:

@@ -19,6 +19,9 @@ from time import monotonic
 log = logging.getLogger(__name__)
 
 SILENCE_S = 5.0
+TICK_S = 0.5
+"""Silence is counted in these: while we are stopped ourselves (Ctrl-Z, a container that is paused)
+nothing is counted, and the children are heard first when we go on."""
 START_S = 30.0
 """a child may be silent for so long before its first beat (imports on a loaded machine)"""
 BACKOFF_S = (0.05, 5.0)
@@ -113,12 +116,16 @@ class Child:
 
     async def _watch(self, line: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        patience = self.spec.start_s
+        patience, silent_s = self.spec.start_s, 0.0
         while True:
+            tick_s = min(TICK_S, patience)
             try:
-                async with asyncio.timeout(patience):
+                async with asyncio.timeout(tick_s):
                     data = await loop.sock_recv(line, 4096)
             except TimeoutError:
+                silent_s += tick_s
+                if silent_s < patience:
+                    continue
                 log.error("%s has been silent for %.0f s: killed", self.spec.name, patience)
                 self.send(signal.SIGKILL)
                 return
@@ -126,7 +133,7 @@ class Child:
                 return
             if not data:
                 return
-            patience = self.spec.silence_s
+            patience, silent_s = self.spec.silence_s, 0.0
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal, if it lives."""

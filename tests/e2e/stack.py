@@ -156,17 +156,20 @@ class Stack:
 
     # --- life
 
-    def start(self, timeout_s: float = 30.0) -> None:
-        """Start `up` and wait until Envoy and all workers are connected."""
-        log = (self.folder / "up.log").open("ab")
-        with log:
+    def spawn(self) -> "subprocess.Popen[bytes]":
+        """Start `up` and wait for nothing."""
+        with (self.folder / "up.log").open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "sidecar", "up", "--config", str(self.config_path)],
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
-        process = self.process
+        return self.process
+
+    def start(self, timeout_s: float = 30.0) -> None:
+        """Start `up` and wait until Envoy and all workers are connected."""
+        process = self.spawn()
 
         def is_up() -> bool:
             assert process.poll() is None, f"`up` ended: {self.log()}"

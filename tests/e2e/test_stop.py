@@ -1,6 +1,7 @@
 """A stop leaves nothing; a start that cannot succeed says why in one line."""
 
 import asyncio
+import os
 import signal
 import socket
 import subprocess
@@ -88,6 +89,56 @@ def test_second_signal_ends_at_once(stack_of: Callable[..., Stack]) -> None:
     answers = asyncio.run(streams_around(stack, 3, 100, stop_twice))
     assert not any(a.is_complete for a in answers)
     assert not stack.child_pids()
+    assert not stack.is_alive(envoy)
+
+
+def left_of(stack: Stack) -> list[str]:
+    """The command lines of running processes that name this stack's folder."""
+    shown = subprocess.run(["ps", "ax", "-o", "stat=,args="], capture_output=True, check=True)
+    lines = shown.stdout.decode().splitlines()
+    return [line for line in lines if str(stack.folder) in line and not line.startswith("Z")]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("after", ["lock", "config.json", "envoy-bootstrap.json", "control.sock"])
+def test_a_signal_while_it_starts_leaves_nothing(number: signal.Signals, after: str) -> None:
+    """Ctrl-C, and a terminal that closes, in every phase before it is ready."""
+    stack = Stack()
+    try:
+        process = stack.spawn()
+        until(lambda: (stack.folder / "run" / after).exists(), f"{after} is there")
+        process.send_signal(number)
+        assert process.wait(10) == 0, stack.log()
+        until(lambda: not left_of(stack), "all have ended", 5)
+        assert "Traceback" not in stack.log()
+    finally:
+        stack.close()
+
+
+def test_a_terminal_that_closes_ends_all(stack_of: Callable[..., Stack]) -> None:
+    """SIGHUP is a stop like SIGTERM: no Envoy is left behind."""
+    stack = stack_of()
+    assert stack.process is not None
+    stack.process.send_signal(signal.SIGHUP)
+    assert stack.process.wait(15) == 0
+    assert not left_of(stack)
+
+
+def test_an_envoy_that_does_not_answer_is_ended(stack_of: Callable[..., Stack]) -> None:
+    """Stopped or stuck, and without a record: `down` still finds the one it is to end."""
+    stack = stack_of()
+    envoy = stack.envoy_pid()
+    os.kill(envoy, signal.SIGSTOP)
+    stack.kill_sidecar()
+    (stack.folder / "run" / "envoy.json").unlink()
+    done = subprocess.run(
+        [sys.executable, "-m", "sidecar", "down", "--config", str(stack.config_path)],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=True,
+    )
+    assert f"ended Envoy, pid {envoy}" in done.stdout
     assert not stack.is_alive(envoy)
 
 

@@ -18,6 +18,7 @@ from sidecar.edge.envoy_process import (
     EnvoyRecord,
     drain_listeners,
     find_envoy,
+    is_answering,
     is_running,
     living_envoy,
     start_envoy,
@@ -63,8 +64,9 @@ def envoy(run_dir: Path) -> Iterator[EnvoyRecord]:
 
 
 def test_a_started_envoy_is_found_again_by_its_node_id(run_dir: Path, envoy: EnvoyRecord) -> None:
-    assert living_envoy(run_dir, "pd-process-test") == envoy
-    assert living_envoy(run_dir, "somebody else") is None
+    assert living_envoy(run_dir) == envoy
+    assert is_answering(envoy, 5)
+    assert not is_answering(msgspec.structs.replace(envoy, node_id="somebody else"), 0)
     assert envoy.bootstrap_hash == bootstrap_hash(bootstrap(envoy.admin_port))
     command = Path(f"/proc/{envoy.pid}/cmdline").read_bytes().split(b"\0")
     for argument in (b"--disable-hot-restart", b"86400", b"immediate", b"1"):
@@ -85,7 +87,7 @@ def test_its_streams_and_limits_are_its_own(run_dir: Path, envoy: EnvoyRecord) -
 def test_stopping_ends_it_and_is_idempotent(run_dir: Path, envoy: EnvoyRecord) -> None:
     stop_envoy(envoy, 5)
     assert not is_running(envoy)
-    assert living_envoy(run_dir, "pd-process-test") is None
+    assert living_envoy(run_dir) is None
     stop_envoy(envoy, 5)
     assert not drain_listeners(envoy)
 
@@ -123,16 +125,45 @@ os.kill(os.getpid(), signal.SIGKILL)
         [sys.executable, "-c", code], cwd=Path(__file__).parents[2], timeout=30, check=False
     )
     assert starter.returncode == -signal.SIGKILL
-    record = living_envoy(run_dir, "pd-process-test")
+    record = living_envoy(run_dir)
     assert record is not None
     stop_envoy(record, 5)
     assert not is_running(record)
 
 
 def test_no_record_or_a_broken_one_is_no_envoy(run_dir: Path) -> None:
-    assert living_envoy(run_dir, "n") is None
-    (run_dir / "envoy.json").write_text("{")
-    assert living_envoy(run_dir, "n") is None
+    assert living_envoy(run_dir) is None
+    for text in (b"{", b"\xff", b"{}", b"\0" * 300, b'{"pid": "\xff"}'):
+        (run_dir / "envoy.json").write_bytes(text)
+        assert living_envoy(run_dir) is None
+
+
+def test_one_whose_record_is_lost_or_broken_is_found_by_its_bootstrap(
+    run_dir: Path, envoy: EnvoyRecord
+) -> None:
+    """Its starter may have been killed before it wrote the record, and must not lose it."""
+    path = run_dir / "envoy.json"
+    for text in (b"\xff{", None, b'{"pid": 1}'):
+        path.unlink(missing_ok=True)
+        if text is not None:
+            path.write_bytes(text)
+        found = living_envoy(run_dir)
+        assert found is not None
+        assert msgspec.structs.replace(found, log_offset=envoy.log_offset) == envoy
+        assert is_answering(found, 5)
+    (run_dir / "envoy-bootstrap.json").write_text("{")
+    found = living_envoy(run_dir)
+    assert found is not None
+    assert (found.pid, found.start_ticks) == (envoy.pid, envoy.start_ticks)
+    assert not is_answering(found, 0)
+
+
+def test_a_stopped_one_is_alive_though_it_does_not_answer(
+    run_dir: Path, envoy: EnvoyRecord
+) -> None:
+    os.kill(envoy.pid, signal.SIGSTOP)
+    assert living_envoy(run_dir) == envoy
+    assert not is_answering(envoy, 0)
 
 
 def test_a_start_that_fails_gives_envoys_reason_and_the_log(run_dir: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
@@ -238,3 +239,19 @@ def test_the_supervisor_stays_small() -> None:
     script = "import sidecar.edge.supervisor, sys; print({'grpc', 'zmq'} & set(sys.modules))"
     command = [sys.executable, "-c", script]
     assert subprocess.run(command, capture_output=True, check=True).stdout == b"set()\n"
+
+
+@pytest.mark.asyncio
+async def test_a_stop_of_our_own_is_no_silence_of_the_children() -> None:
+    """After Ctrl-Z, or a paused container, those that beat meanwhile are not killed."""
+    supervisor = Supervisor([spec(BEAT_ON, silence_s=1.0)])
+    supervisor.start()
+    try:
+        await until(lambda: pid_of(supervisor))
+        pid = pid_of(supervisor)
+        await asyncio.sleep(0.3)
+        time.sleep(2.5)  # noqa: ASYNC251  the loop stands still, as it does when stopped
+        await asyncio.sleep(1.5)
+        assert pid_of(supervisor) == pid
+    finally:
+        await supervisor.close()
