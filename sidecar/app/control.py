@@ -7,11 +7,10 @@ from pathlib import Path
 from time import monotonic, time
 
 import grpc.aio
-import msgspec
 from prometheus_client import CollectorRegistry
 
 from sidecar import __version__
-from sidecar.app import settings
+from sidecar.app import registry_file, settings
 from sidecar.app.accounting import Accounting
 from sidecar.app.files import envoy_yaml
 from sidecar.app.pool_keeper import Outlets, PoolKeeper
@@ -26,7 +25,6 @@ from sidecar.edge.run_dir import RunDir
 from sidecar.edge.worker_link import LinkServer
 from sidecar.exchange.ledger import Ledger
 from sidecar.exchange.records import FromWorker, Hello
-from sidecar.routing.record import SavedPool
 from sidecar.routing.registry import Registry
 from sidecar.telemetry.metrics import Metrics
 from sidecar.wire.access_log import Entry
@@ -36,6 +34,8 @@ from sidecar.xds.templates import Template
 log = logging.getLogger(__name__)
 
 SWEEP_S = 0.25
+PAUSE_S = 2.0
+"""a sweep that comes so late says that the process stood still"""
 SAVE_S = 1.0
 DRAIN_POLL_S = 0.1
 QUIET_POLLS = 5
@@ -135,9 +135,20 @@ class Control:
         await self._grpc.start()
 
     async def _sweep(self) -> None:
+        """Time takes nothing away while we were stopped (a paused container, Ctrl-Z): heartbeats and
+        reports that came meanwhile are read first, and those of who was stopped with us come."""
+        last = monotonic()
+        trusts_from = last
         while True:
             await asyncio.sleep(SWEEP_S)
             now = monotonic()
+            if now - last > PAUSE_S:
+                log.warning("stood still for %.1f s", now - last)
+                trusts_from = now + self._config.tuning.access_log.report_interval_s
+            last = now
+            if now < trusts_from:
+                self.keeper.refresh()
+                continue
             self.keeper.sweep(now)
             for closed in self.accounting.ledger.sweep(now):
                 log.warning("exchange closed as lost: no report names it any more")
@@ -184,8 +195,8 @@ class Control:
         if isinstance(message, Hello):
             log.info("worker %d is connected (pid %d)", worker, message.pid)
             for placed in message.open:
-                if self.accounting.ledger.find(placed.exchange) is None:
-                    self.accounting.ledger.note(placed, now)
+                # Always: what is known may be adopted, or given up when the link broke.
+                self.accounting.ledger.note(placed, now)
         else:
             self.accounting.batch(message, now)
 
@@ -240,6 +251,12 @@ class Control:
         )
         add("pd_sidecar_in_flight_requests", "Held slots.", slot, self.keeper.in_flight)
         add(
+            "pd_sidecar_in_flight_prompt_bytes",
+            "Request bodies of what holds the slot.",
+            slot,
+            self.keeper.in_flight_prompt_bytes,
+        )
+        add(
             "pd_sidecar_xds_connected_envoys",
             "Envoys with an ADS stream.",
             (),
@@ -264,32 +281,25 @@ class Control:
 
     def _load(self, registry: Registry) -> None:
         path = self._run_dir.registry
-        try:
-            saved = msgspec.msgpack.decode(path.read_bytes(), type=SavedPool)
-        except FileNotFoundError:
-            return
-        except (OSError, msgspec.MsgspecError) as error:
-            log.warning("%s cannot be read and is left out: %s", path, error)
+        saved = registry_file.load(path)
+        if saved is None:
             return
         changes = registry.from_file(saved, monotonic(), time())
         log.info("%d instances remembered from %s", len(changes), path)
 
     async def _save(self) -> None:
         """At most one write a second; also without a change, because heartbeats move its times."""
+        path, was = self._run_dir.registry, ""
         while True:
             await asyncio.sleep(SAVE_S)
-            saved = self.keeper.registry.to_file(monotonic(), time())
-            _write(self._run_dir.registry, msgspec.msgpack.encode(saved))
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Atomic: a reader finds the old or the new whole."""
-    temporary = path.with_suffix(".new")
-    try:
-        temporary.write_bytes(data)
-        temporary.replace(path)
-    except OSError as error:
-        log.warning("%s cannot be written: %s", path, error.strerror)
+            fault = ""
+            try:
+                registry_file.save(path, self.keeper.registry.to_file(monotonic(), time()))
+            except OSError as error:
+                fault = str(error.strerror)
+            if fault != was:  # said once: a full disk is not helped by a line a second
+                log.warning("%s %s", path, f"cannot be written: {fault}" if fault else "is written")
+            was = fault
 
 
 def _templates() -> Templates:

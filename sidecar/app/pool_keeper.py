@@ -7,7 +7,7 @@ restart of everything) one refresh serves many of them.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import monotonic
 
 import msgspec
@@ -183,9 +183,16 @@ class PoolKeeper:
         return [((roles[a], a), age) for a, age in ages.items() if a in roles]
 
     def in_flight(self) -> list[tuple[tuple[str, ...], float]]:
+        return self._by_slot(self._accounting.ledger.in_flight)
+
+    def in_flight_prompt_bytes(self) -> list[tuple[tuple[str, ...], float]]:
+        return self._by_slot(self._accounting.ledger.prompt_bytes)
+
+    def _by_slot(
+        self, counts: Mapping[tuple[str, Slot], int]
+    ) -> list[tuple[tuple[str, ...], float]]:
         """Every slot of the pool, those at zero too, so that a series does not vanish and
-        return."""
-        counts = self._accounting.ledger.in_flight
+        return. A Counter: what it lacks is 0."""
         return [
             ((m.instance.role.value, slot.address, str(slot.dp_rank)), counts[role, slot])
             for m in self.view.members

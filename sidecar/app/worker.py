@@ -55,11 +55,13 @@ class Worker:
         link = asyncio.create_task(self._link.run())
         try:
             # Without a view every request would be refused: better that Envoy asks another worker.
-            await _first(self._has_view.wait(), stop.wait())
-            if not stop.is_set():
+            await _first(self._has_view.wait(), stop.wait(), link)
+            if not stop.is_set() and not link.done():
                 await self._server.listen(self._socket)
                 log.info("worker %d serves", self._index)
-                await stop.wait()
+                await _first(stop.wait(), link)
+            if link.done():
+                link.result()  # never meant to end: better a new worker than one with an old view
         finally:
             await self._server.close(CLOSE_GRACE_S)
             link.cancel()
@@ -101,10 +103,12 @@ class Worker:
         return await self._client.send(leg)
 
 
-async def _first(*waits: Coroutine[Any, Any, object]) -> None:
-    tasks = [asyncio.create_task(wait) for wait in waits]
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    for task in tasks:
+async def _first(*waits: Coroutine[Any, Any, object] | asyncio.Task[None]) -> None:
+    """Until the first of them is over; the coroutines among the others are cancelled."""
+    own = [asyncio.create_task(wait) for wait in waits if not isinstance(wait, asyncio.Task)]
+    theirs = [wait for wait in waits if isinstance(wait, asyncio.Task)]
+    await asyncio.wait([*own, *theirs], return_when=asyncio.FIRST_COMPLETED)
+    for task in own:
         task.cancel()
 
 

@@ -70,6 +70,8 @@ class Ledger:
         self._refused: dict[str, tuple[Refused, float]] = {}
         self.in_flight: Counter[tuple[str, Slot]] = Counter()
         """(role, slot) -> exchanges that hold it now"""
+        self.prompt_bytes: Counter[tuple[str, Slot]] = Counter()
+        """(role, slot) -> bytes of their request bodies; 0 for those adopted after a restart"""
 
     def __repr__(self) -> str:
         return f"<Ledger open={len(self._open)} ended={len(self._ended)}>"
@@ -108,8 +110,8 @@ class Ledger:
         entry = Open(
             placed=record, since=now, named=now, prefill=record.prefill, decode=record.decode
         )
-        self._hold("prefill", record.prefill, 1)
-        self._hold("decode", record.decode, 1)
+        self._hold("prefill", record.prefill, 1, record.prompt_bytes)
+        self._hold("decode", record.decode, 1, record.prompt_bytes)
         self._open[record.exchange] = entry
 
     def _progress(self, entry: Open, record: PrefillEnded | Moved | Replied, now: float) -> None:
@@ -118,10 +120,10 @@ class Ledger:
             entry.prefill_s, entry.prefill_reason = record.seconds, record.reason
             self._prefill_over(entry)
         elif isinstance(record, Moved):
-            self._hold("decode", entry.decode, -1)
+            self._hold("decode", entry.decode, -1, entry.placed.prompt_bytes)
             entry.placed = msgspec.structs.replace(entry.placed, decode=record.decode)
             entry.decode = record.decode
-            self._hold("decode", entry.decode, 1)
+            self._hold("decode", entry.decode, 1, entry.placed.prompt_bytes)
         else:
             entry.is_with_log = True
             entry.reason, entry.client_phase = record.reason, record.phase
@@ -141,7 +143,7 @@ class Ledger:
         """The prefill leg is over. An aggregated exchange has none: it holds its slot to the
         answer's end."""
         if entry.placed.mode is not None:
-            self._hold("prefill", entry.prefill, -1)
+            self._hold("prefill", entry.prefill, -1, entry.placed.prompt_bytes)
             entry.prefill = None
 
     # --- what the access log says ---------------------------------------------------------------
@@ -184,8 +186,8 @@ class Ledger:
             is_with_log=True,
             is_adopted=True,
         )
-        self._hold("prefill", entry.prefill, 1)
-        self._hold("decode", entry.decode, 1)
+        self._hold("prefill", entry.prefill, 1, entry.placed.prompt_bytes)
+        self._hold("decode", entry.decode, 1, entry.placed.prompt_bytes)
         self._open[exchange] = entry
 
     def _end(self, log: Entry, now: float) -> Closed | None:
@@ -246,17 +248,18 @@ class Ledger:
     # --- slots ----------------------------------------------------------------------------------
 
     def _release(self, entry: Open) -> None:
-        self._hold("prefill", entry.prefill, -1)
-        self._hold("decode", entry.decode, -1)
+        self._hold("prefill", entry.prefill, -1, entry.placed.prompt_bytes)
+        self._hold("decode", entry.decode, -1, entry.placed.prompt_bytes)
         entry.prefill = entry.decode = None
 
-    def _hold(self, role: str, slot: Slot | None, change: int) -> None:
+    def _hold(self, role: str, slot: Slot | None, change: int, prompt_bytes: int) -> None:
         if slot is None:
             return
         key = (role, slot)
         self.in_flight[key] += change
+        self.prompt_bytes[key] += change * prompt_bytes
         if self.in_flight[key] <= 0:
-            del self.in_flight[key]
+            del self.in_flight[key], self.prompt_bytes[key]
 
 
 def _older(times: dict[str, float], now: float) -> Iterator[str]:

@@ -257,6 +257,7 @@ def test_an_unknown_exchange_that_is_named_is_adopted(
     assert closed is not None
     assert (closed.api, closed.outcome) == ("responses", Outcome.OK)
     assert ledger.in_flight == {}
+    assert ledger.prompt_bytes == {}
 
 
 def test_a_worker_that_knows_an_adopted_exchange_corrects_it() -> None:
