@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import signal
-from pathlib import Path
 from time import monotonic, time
 
 import grpc.aio
@@ -135,8 +134,8 @@ class Control:
         await self._grpc.start()
 
     async def _sweep(self) -> None:
-        """Time takes nothing away while we were stopped (a paused container, Ctrl-Z): heartbeats and
-        reports that came meanwhile are read first, and those of who was stopped with us come."""
+        """Close what nobody names any more. Not after we stood still (a paused container, Ctrl-Z):
+        what came meanwhile is read first, and who was stopped with us is heard again."""
         last = monotonic()
         trusts_from = last
         while True:

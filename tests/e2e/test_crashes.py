@@ -141,3 +141,32 @@ def test_killed_envoy_is_started_again(stack_of: Callable[..., Stack]) -> None:
     until(lambda: http("POST", f"{stack.url}/v1/completions", BODY)[0] == 200, "serves again", 10)
     until(lambda: stack.in_flight() == {"prefill": 0, "decode": 0}, "all released", 10)
     assert stack.metric("pd_sidecar_lost_exchanges_total") == 5
+
+
+def test_standing_still_loses_nothing(stack_of: Callable[..., Stack]) -> None:
+    """Everything is stopped for longer than every patience (a paused container): it goes on with
+    the same processes, the same pool and the same open exchanges."""
+    stack = stack_of(
+        {"registration": {"ttl_s": 2}, "tuning": {"access_log": {"report_interval_s": 1}}}
+    )
+    _, decode = stack.fleet([1], [1], tokens_per_s=5)
+    assert stack.process is not None
+    sidecar = [stack.process.pid, *stack.child_pids()]
+    everybody = [*sidecar, stack.envoy_pid(), *(engine.process.pid for engine in stack.engines)]
+
+    def stand_still() -> None:
+        until(lambda: stack.in_flight()["decode"] == 5, "all are counted")
+        for pid in everybody:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(6.5)
+        for pid in everybody:
+            os.kill(pid, signal.SIGCONT)
+        deadline = time.monotonic() + 3
+        while time.monotonic() < deadline:
+            assert stack.in_flight()["decode"] == decode[0].state()["running"] == 5
+            assert len(stack.placeable()) == 2
+        assert [stack.process.pid, *stack.child_pids()] == sidecar
+
+    answers = asyncio.run(streams_around(stack, 5, 60, stand_still))
+    assert all(a.is_right for a in answers)
+    assert stack.metric("pd_sidecar_lost_exchanges_total") == 0
