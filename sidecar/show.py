@@ -1,5 +1,8 @@
-"""What a person sees in the terminal: the banner of `up` and the table of `status`."""
+"""What a person sees in the terminal: the banners of `up` and `serve`, the table of `status`."""
 
+import shutil
+import sys
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -10,14 +13,16 @@ from sidecar.app.up import Up, fetch_json, local_url
 
 MODEL = "MODEL"
 
-_BANNER = """
-pd-sidecar is ready
+_PLACES = """
+pd-sidecar {state}
   OpenAI API      {url}/v1
   engines         register at {registration} ({engines})
-  metrics         http://{observe}/metrics and /envoy/metrics
-  status          pd-sidecar status --admin {admin}
-  logs            {run_dir}
+  metrics         {observe}/metrics and /envoy/metrics
+  status          {program} status --admin {admin}
+  run directory   {run_dir}
+"""
 
+_TRY = """
 Try it:
   curl -N {url}/v1/chat/completions -H 'content-type: application/json' \\
     -d '{{"model": "{model}", "stream": true,
@@ -29,7 +34,9 @@ Try it:
       model="{model}", stream=True, messages=[{{"role": "user", "content": "Hello"}}]
   ):
       print(chunk.choices[0].delta.content or "", end="")
+"""
 
+_END = """
 Ctrl-C drains and stops everything; a second one ends at once.
 """
 
@@ -40,21 +47,40 @@ def url_of(up: Up) -> str:
 
 
 def banner(up: Up) -> str:
-    """Shown once everything serves."""
+    """Shown by `up` once everything serves, engines or none."""
+    found = fetch_json(up.config.admin.listen, "/status") or {}
+    ready = [one for one in found.get("instances", ()) if one["state"] == "ready"]
+    models = sorted({name for one in ready for name in one["models"]})
+    why_not = found.get("not_ready", "")
+    places = _places(up, ready, f"is up, not yet ready: {why_not}" if why_not else "is ready")
+    return places + _TRY.format(url=url_of(up), model=models[0] if models else MODEL) + _END
+
+
+def serve_banner(up: Up) -> str:
+    """Shown by `serve`: the sidecar's part works, Envoy may or may not be there."""
+    return _places(up, [], "serves; Envoy is yours to start (pd-sidecar bootstrap)") + _END
+
+
+def _places(up: Up, ready: list[dict[str, Any]], state: str) -> str:
     config = up.config
-    instances = fetch_json(config.admin.listen, "/instances") or []
-    counts = {r: sum(one["role"] == r for one in instances) for r in ("prefill", "decode")}
-    models = sorted({name for one in instances for name in one["models"]})
+    counts = {r: sum(one["role"] == r for one in ready) for r in ("prefill", "decode")}
     known = ", ".join(f"{n} {role}" for role, n in counts.items())
-    return _BANNER.format(
+    return _PLACES.format(
+        state=state,
         url=url_of(up),
         registration=config.registration.listen,
-        engines=known if instances else "none yet",
-        observe=config.observe.listen.replace("0.0.0.0", "127.0.0.1"),
+        engines=f"{known} ready" if ready else "none ready yet",
+        observe=local_url(config.observe.listen),
+        program=program(),
         admin=config.admin.listen,
         run_dir=up.run_dir.path,
-        model=models[0] if models else MODEL,
     )
+
+
+def program() -> str:
+    """What to type to start this program: its name, or its path where the name is not found."""
+    name = Path(sys.argv[0]).name
+    return "pd-sidecar" if shutil.which(name) or name != "pd-sidecar" else sys.argv[0]
 
 
 def status_table(found: dict[str, Any]) -> None:
