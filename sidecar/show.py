@@ -49,7 +49,7 @@ def url_of(up: Up) -> str:
 def banner(up: Up) -> str:
     """Shown by `up` once everything serves, engines or none."""
     found = fetch_json(up.config.admin.listen, "/status") or {}
-    ready = [one for one in found.get("instances", ()) if one["state"] == "ready"]
+    ready = _ready(found)
     models = sorted({name for one in ready for name in one["models"]})
     why_not = found.get("not_ready", "")
     places = _places(up, ready, f"is up, not yet ready: {why_not}" if why_not else "is ready")
@@ -58,7 +58,13 @@ def banner(up: Up) -> str:
 
 def serve_banner(up: Up) -> str:
     """Shown by `serve`: the sidecar's part works, Envoy may or may not be there."""
-    return _places(up, [], "serves; Envoy is yours to start (pd-sidecar bootstrap)") + _END
+    found = fetch_json(up.config.admin.listen, "/status") or {}
+    state = "serves; Envoy is yours to start (pd-sidecar bootstrap)"
+    return _places(up, _ready(found), "is ready" if found.get("not_ready") == "" else state) + _END
+
+
+def _ready(found: dict[str, Any]) -> list[dict[str, Any]]:
+    return [one for one in found.get("instances", ()) if one["state"] == "ready"]
 
 
 def _places(up: Up, ready: list[dict[str, Any]], state: str) -> str:
