@@ -36,7 +36,9 @@ AdminOption = Annotated[str | None, typer.Option("--admin", help="ip:port of the
 EnvoyAdminOption = Annotated[
     str | None, typer.Option("--envoy-admin", help="ip:port of Envoy's admin.")
 ]
-RunDirOption = Annotated[Path | None, typer.Option("--run-dir", help="Sockets, lock and state.")]
+RunDirOption = Annotated[
+    str | None, typer.Option("--run-dir", metavar="<path>", help="Sockets, lock and state.")
+]
 WorkersOption = Annotated[
     int | None, typer.Option("--workers", help="Worker processes; 0: one per core, at most 8.")
 ]
@@ -59,7 +61,7 @@ def _flags(
     observe: str | None,
     admin: str | None,
     envoy_admin: str | None,
-    run_dir: Path | None,
+    run_dir: str | None,
     workers: int | None,
 ) -> dict[str, object]:
     return {
@@ -68,7 +70,7 @@ def _flags(
         "observe.listen": observe,
         "admin.listen": admin,
         "envoy.admin_listen": envoy_admin,
-        "run_dir": str(run_dir) if run_dir else None,
+        "run_dir": run_dir,
         "workers": workers,
     }
 
@@ -92,6 +94,7 @@ def up(
     workers: WorkersOption = None,
 ) -> None:
     """Everything on this machine: Envoy, the sidecar and, with --sim, engines without a GPU."""
+    from sidecar.app.standard_streams import say
     from sidecar.app.up import Up, run_up, simulated
     from sidecar.show import banner
 
@@ -106,7 +109,7 @@ def up(
                 settings,
                 has_envoy=True,
                 engines=engines,
-                on_ready=lambda started: print(banner(started), flush=True),
+                on_ready=lambda started: say(banner(started)),
             )
         )
     )
@@ -165,7 +168,7 @@ def down(config: ConfigOption = None, run_dir: RunDirOption = None) -> None:
     """End an Envoy that was left behind in the run directory."""
     from sidecar.app.up import down as end
 
-    settings = _load(config, {"run_dir": str(run_dir) if run_dir else None})
+    settings = _load(config, {"run_dir": run_dir})
     print(end(settings))
 
 
@@ -250,8 +253,10 @@ def _log() -> None:
 
 def main() -> None:
     """Entry point: faults of the configuration, the command line and the start are single lines."""
+    from sidecar.app.standard_streams import ensure_open
     from sidecar.sim.options import OptionError
 
+    ensure_open()
     try:
         app()
     except ConfigError as error:
@@ -260,4 +265,8 @@ def main() -> None:
         sys.exit(2)
     except (PdSidecarError, OptionError) as error:
         print(f"pd-sidecar: {error}", file=sys.stderr)
+        sys.exit(1)
+    except OSError as error:  # a full disk, output that cannot be written
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"pd-sidecar: {where}{error.strerror or error}", file=sys.stderr)
         sys.exit(1)

@@ -79,8 +79,8 @@ class Up:
     async def run(self) -> int:
         """Until stopped; returns the exit code. Raises StartError."""
         self._take_signals()
-        self.run_dir.hold()
         try:
+            self.run_dir.hold()
             return await self._run_held()
         except OSError as error:  # a full disk, a directory that is read-only or was removed
             where = error.filename or self.run_dir.path

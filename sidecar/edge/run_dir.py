@@ -57,6 +57,8 @@ class RunDir:
                 f"run_dir: {self.path} is too long for a unix socket; choose a path of at most "
                 f"{UNIX_PATH_MAX - len(LONGEST_SOCKET) - 1} bytes"
             )
+        if "%" in str(self.path):
+            raise StartError(f"run_dir: {self.path}: gRPC takes % for an escape; choose another")
         while (fd := self._try_lock()) is None:
             pass
         os.ftruncate(fd, 0)

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -140,6 +141,31 @@ def test_an_envoy_that_does_not_answer_is_ended(stack_of: Callable[..., Stack]) 
     )
     assert f"ended Envoy, pid {envoy}" in done.stdout
     assert not stack.is_alive(envoy)
+
+
+@pytest.mark.parametrize("redirection", ["| true", "> /dev/full", ">&-", ">&- 2>&- <&-"])
+def test_nobody_has_to_read_what_it_prints(redirection: str) -> None:
+    """A reader that went, a full disk, and closed descriptors end no service."""
+    stack = Stack()
+    try:
+        command = f"{sys.executable} -m sidecar up --config {stack.config_path} {redirection}"
+        with (stack.folder / "up.log").open("ab") as log:
+            shell = subprocess.Popen(
+                ["bash", "-c", command], stdout=log, stderr=log, start_new_session=True
+            )
+        until(lambda: http("GET", f"{stack.url}/health")[0] == 503, "the edge answers")
+        # The banner comes a moment later.
+        until(lambda: (stack.status() or {}).get("workers") == 1, "the worker is connected")
+        time.sleep(0.5)
+        os.killpg(shell.pid, signal.SIGTERM)
+        shell.wait(15)
+        until(lambda: not left_of(stack), "all have ended", 15)
+        log_text = stack.log()
+        assert "stopping: draining first" in log_text or "2>&-" in redirection
+        assert "Traceback" not in log_text
+        assert "Assertion" not in log_text
+    finally:
+        stack.close()
 
 
 def test_port_in_use_is_named() -> None:
