@@ -24,14 +24,16 @@ pd-sidecar {state}
 
 _TRY = """
 Try it:
-  curl -N {url}/v1/chat/completions -H 'content-type: application/json' \\
+  curl -N {url}/v1/chat/completions \\
+    -H 'content-type: application/json' \\
     -d '{{"model": "{model}", "stream": true,
          "messages": [{{"role": "user", "content": "Hello"}}]}}'
 
   from openai import OpenAI
   client = OpenAI(base_url="{url}/v1", api_key="none")
   for chunk in client.chat.completions.create(
-      model="{model}", stream=True, messages=[{{"role": "user", "content": "Hello"}}]
+      model="{model}", stream=True,
+      messages=[{{"role": "user", "content": "Hello"}}],
   ):
       print(chunk.choices[0].delta.content or "", end="")
 """
