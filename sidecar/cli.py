@@ -25,22 +25,42 @@ app = typer.Typer(
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", "-c", help="Configuration file (YAML).")
 ]
-ListenOption = Annotated[str | None, typer.Option("--listen", help="ip:port of the HTTP edge.")]
+# The flags that override a key of the configuration; its default is the program's.
+_DEFAULTS = Config()
+ListenOption = Annotated[
+    str | None,
+    typer.Option(
+        "--listen", help=f"ip:port of the OpenAI API, in Envoy ({_DEFAULTS.edge.listen})."
+    ),
+]
 RegistrationOption = Annotated[
-    str | None, typer.Option("--registration", help="tcp://ip:port where engines register.")
+    str | None,
+    typer.Option(
+        "--registration", help=f"Where engines register ({_DEFAULTS.registration.listen})."
+    ),
 ]
 ObserveOption = Annotated[
-    str | None, typer.Option("--observe", help="ip:port of metrics and health.")
+    str | None,
+    typer.Option("--observe", help=f"ip:port of metrics and health ({_DEFAULTS.observe.listen})."),
 ]
-AdminOption = Annotated[str | None, typer.Option("--admin", help="ip:port of the admin API.")]
+AdminOption = Annotated[
+    str | None,
+    typer.Option("--admin", help=f"ip:port of the admin API ({_DEFAULTS.admin.listen})."),
+]
 EnvoyAdminOption = Annotated[
-    str | None, typer.Option("--envoy-admin", help="ip:port of Envoy's admin.")
+    str | None,
+    typer.Option(
+        "--envoy-admin", help=f"ip:port of Envoy's admin ({_DEFAULTS.envoy.admin_listen})."
+    ),
 ]
 RunDirOption = Annotated[
-    str | None, typer.Option("--run-dir", metavar="<path>", help="Sockets, lock and state.")
+    str | None,
+    typer.Option(
+        "--run-dir", metavar="<path>", help="Sockets, lock and state; another for a second sidecar."
+    ),
 ]
 WorkersOption = Annotated[
-    int | None, typer.Option("--workers", help="Worker processes; 0: one per core, at most 8.")
+    int | None, typer.Option("--workers", help="Worker processes, at most 8; 0: one per core.")
 ]
 
 
@@ -80,7 +100,9 @@ def up(
     config: ConfigOption = None,
     sim: Annotated[
         str | None,
-        typer.Option("--sim", help="Also start simulated engines: 2P2D, 2Px8+2Dx8."),
+        typer.Option(
+            "--sim", help="Also start simulated engines: 2P2D, or 2Px8+3Dx8 with 8 ranks each."
+        ),
     ] = None,
     mode: Annotated[str, typer.Option("--mode", help="Of the simulated engines: READ, WRITE.")] = (
         "READ"
@@ -93,7 +115,10 @@ def up(
     run_dir: RunDirOption = None,
     workers: WorkersOption = None,
 ) -> None:
-    """Everything on this machine: Envoy, the sidecar and, with --sim, engines without a GPU."""
+    """Everything on this machine: Envoy, the sidecar and, with --sim, engines without a GPU.
+
+    The configuration has more settings than there are flags: see `deploy/pd-sidecar.yaml`.
+    """
     from sidecar.app.standard_streams import say
     from sidecar.app.up import Up, run_up, simulated
     from sidecar.show import banner
@@ -154,13 +179,23 @@ def serve(
     workers: WorkersOption = None,
 ) -> None:
     """The sidecar alone, for a pod in which Envoy is another container (see `bootstrap`)."""
+    from sidecar.app.standard_streams import say
     from sidecar.app.up import Up, run_up
+    from sidecar.show import serve_banner
 
     settings = _load(
         config, _flags(listen, registration, observe, admin, envoy_admin, run_dir, workers)
     )
     _log()
-    raise typer.Exit(run_up(lambda: Up(settings, has_envoy=False)))
+    raise typer.Exit(
+        run_up(
+            lambda: Up(
+                settings,
+                has_envoy=False,
+                on_ready=lambda started: say(serve_banner(started)),
+            )
+        )
+    )
 
 
 @app.command()
@@ -179,7 +214,7 @@ def bootstrap(
     envoy_admin: EnvoyAdminOption = None,
     run_dir: RunDirOption = None,
 ) -> None:
-    """Print the Envoy bootstrap that goes with `serve`."""
+    """Print the Envoy bootstrap (YAML) that goes with `serve` and the same configuration."""
     from sidecar.app.up import bootstrap_of, run_dir_of
 
     settings = _load(config, _flags(listen, None, None, None, envoy_admin, run_dir, None))
