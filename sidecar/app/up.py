@@ -35,6 +35,9 @@ T = TypeVar("T")
 START_TIMEOUT_S = 60.0
 STOP_SLACK_S = 5.0
 POLL_S = 0.05
+GUARD_S = 1.0
+SAVED_S = 1.5
+"""control writes what the engines said once a second: its successor shall find it"""
 
 
 def run_dir_of(config: Config) -> RunDir:
@@ -99,21 +102,21 @@ class Up:
         check_ports(self._ports(is_adopted))
         write_config(config, self.run_dir)
         self._supervisor.start()
-        keeping: asyncio.Task[None] | None = None
+        keeping = [asyncio.create_task(self._guard())]
         try:
             if envoy is not None:
                 envoy.start()
             await self._until(self._started())
             if envoy is not None:
-                keeping = asyncio.create_task(envoy.keep())
+                keeping.append(asyncio.create_task(envoy.keep()))
             if not self._stop_asked.is_set():
                 self._on_ready(self)
             await self._stop_asked.wait()
             await self._until(self._drained(), self._stop_now)
         finally:
-            if keeping is not None:
-                keeping.cancel()
-                await asyncio.gather(keeping, return_exceptions=True)
+            for task in keeping:
+                task.cancel()
+            await asyncio.gather(*keeping, return_exceptions=True)
             if envoy is not None:
                 await envoy.stop()
             await self._supervisor.close()
@@ -232,6 +235,23 @@ class Up:
 
     def _observed(self, path: str) -> bytes | None:
         return fetch(self.config.observe.listen, path)
+
+    async def _guard(self) -> None:
+        """Heal a run directory that somebody removed: sockets without a name reach nobody, and no
+        child could start again."""
+        while True:
+            await asyncio.sleep(GUARD_S)
+            if self.run_dir.is_held():
+                continue
+            log.error("%s was removed: making it again", self.run_dir.path)
+            try:
+                self.run_dir.hold_again()
+                write_config(self.config, self.run_dir)
+            except (StartError, OSError) as error:
+                log.error("the run directory cannot be made again: %s", error)
+                continue
+            await asyncio.sleep(SAVED_S)
+            self._supervisor.renew()
 
     async def _drained(self) -> None:
         """Ask control to drain and wait for its end; its own limits bound that."""

@@ -3,6 +3,7 @@
 Only one `up` or `serve` holds it at a time, by `flock` on `lock`.
 """
 
+import contextlib
 import fcntl
 import os
 import socket
@@ -20,6 +21,7 @@ class RunDir:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock: int | None = None
+        self._folder: int | None = None
 
     def __repr__(self) -> str:
         return f"<RunDir {self.path} {'held' if self._lock is not None else 'not held'}>"
@@ -64,6 +66,32 @@ class RunDir:
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         self._lock = fd
+        self._keep_cleaners_out()
+
+    def is_held(self) -> bool:
+        """Whether it is still there and ours: somebody may have removed it."""
+        if self._lock is None or not self.config.exists():
+            return False
+        try:
+            return os.path.samestat((self.path / "lock").stat(), os.fstat(self._lock))
+        except FileNotFoundError:
+            return False
+
+    def hold_again(self) -> None:
+        """Make it anew after it was removed. Raises StartError if another sidecar has it now."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+        self.hold()
+
+    def _keep_cleaners_out(self) -> None:
+        """systemd-tmpfiles leaves a directory alone that is locked (tmpfiles.d(5)); else it would
+        remove what has not changed for days."""
+        if self._folder is not None:
+            os.close(self._folder)
+        self._folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._folder, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     def _try_lock(self) -> int | None:
         """The lock's file descriptor; None: its file was removed by the holder before, try again.
@@ -99,6 +127,9 @@ class RunDir:
             path.unlink(missing_ok=True)
         os.close(self._lock)
         self._lock = None
+        if self._folder is not None:
+            os.close(self._folder)
+            self._folder = None
 
 
 def default_run_dir() -> Path:

@@ -174,6 +174,12 @@ class Supervisor:
         for name, child in self.children.items():
             self._tasks[name] = asyncio.create_task(child.keep(), name=f"keep {name}")
 
+    def renew(self) -> None:
+        """End every child that comes back of itself: its successor finds things as they are now."""
+        for child in self.children.values():
+            if child.spec.restarts:
+                child.send(signal.SIGKILL)
+
     async def stop_one(self, name: str, timeout_s: float) -> bool:
         """Ask a child to end (SIGTERM); False: it did not within the limit."""
         self.children[name].ask_to_end()

@@ -3,7 +3,10 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 
@@ -141,6 +144,33 @@ def test_killed_envoy_is_started_again(stack_of: Callable[..., Stack]) -> None:
     until(lambda: http("POST", f"{stack.url}/v1/completions", BODY)[0] == 200, "serves again", 10)
     until(lambda: stack.in_flight() == {"prefill": 0, "decode": 0}, "all released", 10)
     assert stack.metric("pd_sidecar_lost_exchanges_total") == 5
+
+
+def test_removed_run_directory_is_made_again(stack_of: Callable[..., Stack]) -> None:
+    """Sockets, lock and configuration are gone; seconds later it serves the same pool again, its
+    children can start again, and a second sidecar is refused. Streams do not notice."""
+    stack = stack_of(CONFIG, workers=2)
+    stack.fleet([1], [1], tokens_per_s=5)
+
+    def remove() -> None:
+        shutil.rmtree(stack.folder / "run")
+        until(lambda: "making it again" in stack.log(), "it is noticed", 5)
+        before = stack.child_pids()
+        until(lambda: not set(before) & set(stack.child_pids()), "all children are new", 5)
+        until(lambda: http("POST", f"{stack.url}/v1/completions", BODY)[0] == 200, "serves", 5)
+        os.kill(stack.child_pids("--index=0")[-1], signal.SIGKILL)
+        until(lambda: (stack.status() or {}).get("workers") == 2, "the worker is back", 5)
+        done = subprocess.run(
+            [sys.executable, "-m", "sidecar", "up", "--config", str(stack.config_path)],
+            capture_output=True,
+            timeout=20,
+            check=False,
+        )
+        assert b"already running" in done.stderr
+
+    answers = asyncio.run(streams_around(stack, 5, 75, remove))
+    assert all(a.is_right for a in answers)
+    until(lambda: stack.in_flight() == {"prefill": 0, "decode": 0}, "all released")
 
 
 def test_standing_still_loses_nothing(stack_of: Callable[..., Stack]) -> None:
