@@ -3,16 +3,20 @@
 The ledger decides what is open; this only counts what it says.
 """
 
+import logging
 from collections import Counter
 from typing import Any
 
+from sidecar.app.repeated import Repeated
 from sidecar.exchange.ledger import Closed, Ledger
-from sidecar.exchange.reasons import Outcome
+from sidecar.exchange.reasons import Outcome, Reason
 from sidecar.exchange.records import Batch, Moved, Placed, PrefillEnded, Record, Refused, Replied
 from sidecar.routing.instance import TransferMode
 from sidecar.routing.view import Slot
 from sidecar.telemetry.metrics import Metrics
 from sidecar.wire.access_log import Entry
+
+log = logging.getLogger(__name__)
 
 
 class Accounting:
@@ -22,6 +26,7 @@ class Accounting:
         self.placed: Counter[tuple[str, Slot]] = Counter()
         """(role, slot) -> requests placed since start"""
         self.outcomes: Counter[str] = Counter()
+        self._failures = Repeated()
 
     # --- from the workers
 
@@ -35,7 +40,7 @@ class Accounting:
         if isinstance(record, Placed):
             self._placed(record)
         elif isinstance(record, PrefillEnded):
-            self._prefill_ended(record)
+            self._prefill_ended(record, now)
         elif isinstance(record, Moved):
             self._count("decode", record.decode)
         elif isinstance(record, Replied):
@@ -60,7 +65,7 @@ class Accounting:
         self.placed[role, slot] += 1
         self._metrics.placements.labels(role, slot.address, str(slot.dp_rank)).inc()
 
-    def _prefill_ended(self, record: PrefillEnded) -> None:
+    def _prefill_ended(self, record: PrefillEnded, now: float) -> None:
         entry = self.ledger.find(record.exchange)
         if entry is None or entry.placed.prefill is None or record.seconds is None:
             return
@@ -68,6 +73,15 @@ class Accounting:
         if record.reason is None:
             labels = (slot.address, str(slot.dp_rank))
             self._metrics.prefill_duration.labels(*labels).observe(record.seconds)
+        elif record.reason is not Reason.PREFILL_REJECTED:  # that one is the client's fault
+            self._say_failure(entry.placed, slot, record.reason, now)
+
+    def _say_failure(self, placed: Placed, slot: Slot, reason: Reason, now: float) -> None:
+        unsaid = self._failures.unsaid(f"{slot.address} {reason}", now)
+        if unsaid is not None:
+            more = f" ({unsaid} more like it)" if unsaid else ""
+            where, request = f"{slot.address}#{slot.dp_rank}", placed.request_id
+            log.warning("prefill at %s: %s, request %s%s", where, reason, request, more)
 
     def _replied(self, record: Replied) -> None:
         if record.phase:
@@ -131,6 +145,7 @@ class Accounting:
         return [
             {
                 "exchange": entry.placed.exchange,
+                "request_id": entry.placed.request_id,
                 "age_s": round(now - entry.since, 3),
                 "api": entry.placed.api,
                 "model": entry.placed.model,

@@ -73,6 +73,7 @@ class Control:
         )
         self.stop = asyncio.Event()
         self._is_drain_asked = asyncio.Event()
+        self._is_end_asked = asyncio.Event()
         self._admin = AdminServer(self._readings())
         self._live_metrics()
 
@@ -156,11 +157,21 @@ class Control:
     # --- drain (design §7 Stop)
 
     def drain(self) -> None:
+        """Refuse from now on; once drained, wait for `end` (a pod's preStop comes before it)."""
+        self._is_drain_asked.set()
+
+    def end(self) -> None:
+        """Drain, then end."""
+        self._is_end_asked.set()
         self._is_drain_asked.set()
 
     async def _drain(self) -> None:
-        """Wait to be asked; then refuse, wait for what is in flight, and return."""
+        """Returns when it is time to end."""
         await self._is_drain_asked.wait()
+        await self._drain_in_flight()
+        await self._is_end_asked.wait()
+
+    async def _drain_in_flight(self) -> None:
         drain = self._config.drain
         log.info("draining: %d exchanges in flight", len(self.accounting.ledger))
         await asyncio.sleep(drain.notice_s)
@@ -315,7 +326,7 @@ def _templates() -> Templates:
 async def run_control(config: Config, run_dir: RunDir, lifeline_fd: int) -> None:
     """SIGTERM: drain, then end. End of the lifeline: end at once."""
     control = Control(config, run_dir)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, control.drain)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, control.end)
     lifeline = Lifeline(lifeline_fd, control.stop.set)
     lifeline.start()
     try:

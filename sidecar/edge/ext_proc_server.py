@@ -18,7 +18,8 @@ import msgspec
 
 from sidecar.exchange.effects import ClosePrefill, Confirm, Effect, Note, Place, Send, StartPrefill
 from sidecar.exchange.events import Broke, ClientLeft, Event, PrefillAnswered, PrefillFailed
-from sidecar.exchange.machine import Exchange, Phase
+from sidecar.exchange.machine import Exchange
+from sidecar.exchange.phase import Phase
 from sidecar.exchange.records import Placed, Record, Replied
 from sidecar.routing.slots import Demand, NoPlacement, Placement
 from sidecar.wire import ext_proc

@@ -15,11 +15,14 @@ class Answers(msgspec.Struct, frozen=True):
     exchange: str
     client: str = ""
     """the request id that the client sees; empty: its headers are not known yet"""
+    route: dict[str, str] = {}
+    """the route receipt: `prefill` and `decode`, once they are chosen and if they may be shown"""
 
     @property
     def echo(self) -> dict[str, str]:
         """The headers that every answer carries."""
-        return {"x-request-id": self.client or self.exchange}
+        receipt = {f"x-pd-{role}": slot for role, slot in self.route.items()}
+        return {"x-request-id": self.client or self.exchange, **receipt}
 
     @property
     def metadata(self) -> dict[str, str]:

@@ -78,5 +78,5 @@ def _refuse_size(size: int, limits: Limits) -> Refusal | None:
     limit = limits.max_body_bytes
     if size <= limit:
         return None
-    detail = f"The body has {size} bytes; the limit is {limit} (http.max_body_bytes)."
+    detail = f"The body has {size} bytes; the limit is {limit} (tuning.http.max_body_bytes)."
     return Refusal(Reason.BODY_TOO_LARGE, detail)

@@ -23,18 +23,17 @@ nothing after DONE. An event that the table does not name is an error, never a s
 """
 
 from collections.abc import Callable, Sequence
-from enum import StrEnum
 from typing import Any
 
 import msgspec
 
-from sidecar.errors import PdSidecarError
 from sidecar.exchange import legs
 from sidecar.exchange.answers import Answers
 from sidecar.exchange.effects import ClosePrefill, Confirm, Effect, End, Note, Place, Send
 from sidecar.exchange.events import Broke, ClientLeft, Event, PrefillAnswered, PrefillFailed
 from sidecar.exchange.intake import Refusal, Request, read_request, refuse_headers
 from sidecar.exchange.own_paths import own_answer
+from sidecar.exchange.phase import CLIENT_PHASE, IllegalEvent, Phase
 from sidecar.exchange.reasons import Reason
 from sidecar.exchange.receipt import client_id, placed_record, receipt, refused_record, trail
 from sidecar.exchange.records import Moved, Placed, PrefillEnded, Replied
@@ -50,35 +49,6 @@ from sidecar.wire.ext_proc import (
     RequestHeaders,
     ResponseHeaders,
 )
-
-
-class Phase(StrEnum):
-    HEADERS = "headers"
-    BODY = "body"
-    PLACING = "placing"
-    PREFILL = "prefill"
-    CONFIRM = "confirm"
-    DECODE = "decode"
-    DECODE_ALONE = "decode_alone"
-    HELD = "held"
-    DONE = "done"
-
-
-class IllegalEvent(PdSidecarError):
-    """An event in a phase that does not expect it: a bug, or an Envoy that is configured
-    otherwise."""
-
-
-_CLIENT_PHASE = {
-    Phase.HEADERS: "upload",
-    Phase.BODY: "upload",
-    Phase.PLACING: "upload",
-    Phase.PREFILL: "prefill",
-    Phase.CONFIRM: "prefill",
-    Phase.DECODE: "decode",
-    Phase.DECODE_ALONE: "decode",
-    Phase.HELD: "decode",
-}
 
 
 class Exchange:
@@ -209,10 +179,16 @@ class Exchange:
         self, mode: TransferMode | None, prefill: Target | None, decode: Target | None
     ) -> Placed:
         self._record = placed_record(
-            self.exchange_id, self._worker, self._api, self._request, mode, prefill, decode
+            self._answers, self._worker, self._api, self._request, mode, prefill, decode
         )
         self._is_placed = True
+        self._show_route(prefill, decode)
         return self._record
+
+    def _show_route(self, prefill: Target | None, decode: Target | None) -> None:
+        if self._limits.shows_route:
+            route = receipt(prefill, decode, self._limits.shows_addresses)
+            self._answers = msgspec.structs.replace(self._answers, route=route)
 
     def _take_one(self, target: Target) -> Placed:
         if target.member.instance.role is Role.PREFILL:
@@ -273,6 +249,7 @@ class Exchange:
             )
             assert self._record is not None
             self._record = msgspec.structs.replace(self._record, decode=event.decode.slot)
+            self._show_route(event.prefill, event.decode)
             effects = [Note(Moved(exchange=self.exchange_id, decode=event.decode.slot))]
         reply = legs.decode_leg(
             self._request,
@@ -320,6 +297,10 @@ class Exchange:
         self.phase = Phase.HELD
         return []
 
+    def _on_upload_refused(self, _event: ResponseHeaders, _now: float) -> list[Effect]:
+        """Envoy answered by itself while the body was on its way: too slow, or too large."""
+        return self._finish([Send(PassReply())])
+
     # --- ends -------------------------------------------------------------------------------
 
     def _refuse(
@@ -337,7 +318,7 @@ class Exchange:
             return []
         if isinstance(event, Broke):
             return self._refuse(Reason.INTERNAL)
-        return self._finish([], client_phase=_CLIENT_PHASE[self.phase])
+        return self._finish([], client_phase=CLIENT_PHASE[self.phase])
 
     def _finish(
         self,
@@ -364,10 +345,7 @@ class Exchange:
 
     def _placed_metadata(self) -> dict[str, str]:
         assert self._record is not None
-        metadata = self._answers.metadata | {"rec": trail(self._record)}
-        if self._limits.shows_route:
-            metadata |= receipt(self._placement, self._record, self._limits.shows_addresses)
-        return metadata
+        return self._answers.metadata | self._answers.route | {"rec": trail(self._record)}
 
 
 def _suspects(target: Target, reason: Reason) -> frozenset[Slot]:
@@ -383,6 +361,7 @@ _Step = Callable[[Exchange, Any, float], list[Effect]]
 _TABLE: dict[tuple[Phase, type], _Step] = {
     (Phase.HEADERS, RequestHeaders): Exchange._on_headers,
     (Phase.BODY, RequestBody): Exchange._on_body,
+    (Phase.BODY, ResponseHeaders): Exchange._on_upload_refused,
     (Phase.PLACING, Placement): Exchange._on_placed,
     (Phase.PLACING, NoPlacement): Exchange._on_no_placement,
     (Phase.PREFILL, PrefillAnswered): Exchange._on_prefill_answered,

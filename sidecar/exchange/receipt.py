@@ -1,11 +1,12 @@
 """What an exchange leaves behind: records for the control process, the route receipt for the
 client, the trail for the access log."""
 
+from sidecar.exchange.answers import Answers
 from sidecar.exchange.intake import Request
 from sidecar.exchange.reasons import Reason
 from sidecar.exchange.records import Placed, Refused
 from sidecar.routing.instance import TransferMode
-from sidecar.routing.slots import Placement, Target
+from sidecar.routing.slots import Target
 from sidecar.wire.access_log import Trail, encode_trail
 from sidecar.wire.openai import Api
 
@@ -20,11 +21,9 @@ def client_id(value: str) -> str:
     return value if is_fine else ""
 
 
-def receipt(placement: Placement | None, record: Placed, shows_addresses: bool) -> dict[str, str]:
+def receipt(prefill: Target | None, decode: Target | None, shows_addresses: bool) -> dict[str, str]:
     """`prefill` and `decode` metadata, `name#rank`: the routes make response headers of them."""
-    if placement is None:
-        return {}
-    ends = {"prefill": placement.prefill, "decode": placement.decode if record.decode else None}
+    ends = {"prefill": prefill, "decode": decode}
     return {k: _label(target, shows_addresses) for k, target in ends.items() if target is not None}
 
 
@@ -34,7 +33,7 @@ def _label(target: Target, shows_addresses: bool) -> str:
 
 
 def placed_record(
-    exchange: str,
+    answers: Answers,
     worker: int,
     api: Api | None,
     request: Request | None,
@@ -43,7 +42,8 @@ def placed_record(
     decode: Target | None,
 ) -> Placed:
     return Placed(
-        exchange=exchange,
+        exchange=answers.exchange,
+        request_id=answers.client or answers.exchange,
         worker=worker,
         api=_name(api),
         model=_model(request),

@@ -16,6 +16,8 @@ class Placed(msgspec.Struct, frozen=True, kw_only=True, tag="placed"):
     """The slots are taken. A second one of the same exchange (a retry) replaces the first."""
 
     exchange: str
+    request_id: str = ""
+    """what the client knows it by; empty: adopted after a restart"""
     worker: int
     api: str
     model: str
