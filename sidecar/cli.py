@@ -227,8 +227,11 @@ def check(config: ConfigOption = None) -> None:
     """Check a configuration and the kernel's limits; says every fault at once."""
     from sidecar.app.limits import kernel_warnings
     from sidecar.app.settings import limits, static_instances
+    from sidecar.edge.envoy_process import find_envoy
 
     settings = _load(config, {})
+    if settings.envoy.path is not None:
+        find_envoy(settings.envoy.path)
     static_instances(settings)
     limits(settings)
     for warning in kernel_warnings(settings):

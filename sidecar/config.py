@@ -179,7 +179,8 @@ def load(text: str, environment: Mapping[str, str], flags: Mapping[str, object])
     try:
         tree = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError([f"not YAML: {' '.join(str(error).split())}"]) from None
+        where = " ".join(str(error).replace('"<unicode string>", ', "").split())
+        raise ConfigError([f"the configuration is not YAML: {where}"]) from None
     if tree is None:
         tree = {}  # no file, or one of comments alone
     if not isinstance(tree, dict):

@@ -136,7 +136,7 @@ def test_every_fault_is_told_at_once_with_its_key() -> None:
         ("1: 2", "1: unknown key"),
         ("- a", "the configuration must be a map of sections"),
         ("text", "the configuration must be a map of sections"),
-        ("a: [", "not YAML: "),
+        ("a: [", "the configuration is not YAML: "),
     ],
 )
 def test_a_fault_says_what_was_expected(text: str, fault: str) -> None:

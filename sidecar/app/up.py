@@ -120,6 +120,8 @@ class Up:
             if envoy is not None:
                 await envoy.stop()
             await self._supervisor.close()
+            if self.engines:  # they ended with us: nobody is to be remembered
+                self.run_dir.registry.unlink(missing_ok=True)
         return 0
 
     def stop(self) -> None:
@@ -228,8 +230,6 @@ class Up:
         return found is not None and not found.strip().endswith(b": 0")
 
     def _has_all_engines(self) -> bool:
-        if self._observed("/readyz") is None:
-            return False
         instances = fetch_json(self.config.admin.listen, "/instances")
         return len([one for one in instances or [] if one["is_placeable"]]) >= len(self.engines)
 
@@ -323,6 +323,8 @@ def down(config: Config) -> str:
     from sidecar.edge import envoy_process
 
     run_dir = run_dir_of(config)
+    if not run_dir.path.is_dir():
+        return f"no Envoy was left behind: there is no {run_dir.path}"
     run_dir.hold()
     try:
         found = envoy_process.living_envoy(run_dir.path)

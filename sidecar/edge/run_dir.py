@@ -140,21 +140,28 @@ def default_run_dir() -> Path:
 
 
 def check_ports(listeners: Iterable[tuple[str, str]]) -> None:
-    """Try to bind each (key, `ip:port`); raises StartError naming the first that cannot be had.
+    """Try to bind each (key, `ip:port`); raises StartError naming every one that cannot be had.
 
     With SO_REUSEADDR alone: Envoy's SO_REUSEPORT would share an edge with a stale Envoy silently.
     """
+    faults = []
     for key, listen in listeners:
-        host, _, port = listen.rpartition(":")
-        host = host.strip("[]")
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, int(port)))
-                probe.listen(1)
-            except OSError as error:
-                raise StartError(
-                    f"{key}: cannot listen on {listen}: {error.strerror}; stop what uses it or "
-                    f"choose another address"
-                ) from None
+        reason = _cannot_bind(listen)
+        if reason:
+            faults.append(f"{key}: cannot listen on {listen}: {reason}")
+    if faults:
+        raise StartError(f"{'; '.join(faults)} (stop what uses it, or choose another address)")
+
+
+def _cannot_bind(listen: str) -> str:
+    host, _, port = listen.rpartition(":")
+    host = host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, int(port)))
+            probe.listen(1)
+        except OSError as error:
+            return error.strerror or str(error)
+    return ""

@@ -61,6 +61,7 @@ class LinkServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self._view: bytes | None = None
+        self._is_closing = False
 
     @property
     def workers(self) -> int:
@@ -79,6 +80,8 @@ class LinkServer:
             _write_frame(writer, self._view)
 
     async def close(self) -> None:
+        """No callback comes after this."""
+        self._is_closing = True
         if self._server is not None:
             self._server.close()
         for task in list(self._tasks):
@@ -125,7 +128,8 @@ class LinkServer:
         """Tell of the worker whose link this is, if it is the worker's present one."""
         for worker in [w for w, present in self._writers.items() if present is writer]:
             del self._writers[worker]
-            self._on_lost(worker)
+            if not self._is_closing:
+                self._on_lost(worker)
 
 
 class LinkClient:
@@ -148,6 +152,8 @@ class LinkClient:
         self._unlocked_told = 0
         self._views = 0
         """heard so far"""
+        self._is_draining = False
+        """by the last view: then control's end is no surprise"""
 
     def note(self, record: Record) -> None:
         """Queue a record; it leaves within 50 ms while control lives."""
@@ -186,13 +192,15 @@ class LinkClient:
         for end in ends:
             if isinstance(end, Exception) and not isinstance(end, EOFError | ConnectionError):
                 log.error("the link to the control process is closed", exc_info=end)
-        log.warning("the control process is away; serving its last view")
+        if not self._is_draining:
+            log.warning("the control process is away; serving its last view")
         return self._views > views
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         while True:
             view = decode_view(await _read_frame(reader))
             self._views += 1
+            self._is_draining = view.is_draining
             self._on_view(view)
 
     async def _flush(self, writer: asyncio.StreamWriter) -> None:

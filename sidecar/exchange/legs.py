@@ -47,7 +47,8 @@ def prefill_leg(
         and not name.startswith(_PREFIXES_NOT_FORWARDED)
         and value.isascii()
     }
-    headers["content-type"] = "application/json"
+    # The client's own: what vLLM refuses for its type must be refused before prefill is spent.
+    headers["content-type"] = request.headers.get("content-type", "application/json")
     headers["x-request-id"] = kv_transfer.request_id(pair, request.exchange)
     headers |= _rank(target) | _authorization(limits)
     is_write = placement.mode is TransferMode.WRITE

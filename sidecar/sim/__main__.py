@@ -4,10 +4,10 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import NoReturn
 
-from sidecar.sim.options import OptionError, SimOptions
+from sidecar.sim.options import HELP, OptionError, SimOptions
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -44,10 +44,23 @@ class _OneLineParser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
+def _help(name: str, default: object) -> str:
+    """argparse takes % for a format."""
+    known = "" if default in (None, "", MISSING) else f" (default {default})"
+    return HELP[name] + known
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _OneLineParser(prog="python -m sidecar.sim", description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(required=True, metavar="engine")
-    engine = commands.add_parser("engine", allow_abbrev=False, help="one simulated instance")
+    engine = commands.add_parser(
+        "engine",
+        prog="pd-sidecar sim",
+        allow_abbrev=False,
+        help="one simulated instance",
+        description="One simulated vLLM engine with the MoRI-IO connector, without a GPU. Prints "
+        "one JSON line when it listens. Port 0 picks a free one.",
+    )
     types = {"int": int, "float": float}
     for field in fields(SimOptions):
         engine.add_argument(
@@ -55,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
             type=types.get(getattr(field.type, "__name__", ""), str),
             required=field.name == "role",
             default=None if field.name == "role" else field.default,
+            help=_help(field.name, field.default),
         )
     engine.add_argument("--lifeline-fd", type=int, help="end when this descriptor reads EOF")
     return parser

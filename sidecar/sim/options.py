@@ -38,12 +38,38 @@ def parse_address(name: str, text: str) -> Address:
     return Address(host, int(port))
 
 
+def _listed(allowed: tuple[str | None, ...]) -> str:
+    return ", ".join(one for one in allowed if one is not None)
+
+
 def parse_release(version: str) -> tuple[int, int]:
     """(major, minor) of a vLLM version string such as `0.33.0rc1+cpu`."""
     found = re.match(r"(\d+)\.(\d+)(?![0-9])", version)
     if not found:
         raise OptionError(f"--version is {version!r}, not a version such as 0.33.0")
     return int(found[1]), int(found[2])
+
+
+HELP = {
+    "role": "prefill or decode",
+    "http": "HOST:PORT of the OpenAI API",
+    "proxy": "HOST:PORT of the router's registration; without it the engine never registers",
+    "dp_size": "data-parallel ranks",
+    "tp_size": "tensor-parallel size, as a value only",
+    "mode": "transfer mode, READ or WRITE",
+    "handshake_port": "first of dp_size ports",
+    "notify_port": "first of dp_size ports",
+    "ttft_ms": "time to first token",
+    "tokens_per_s": "of each answer; 0: as fast as possible",
+    "model": "served model name",
+    "version": "vLLM's version, which decides the heartbeat's shape and how peers are found",
+    "ping_interval_s": "between heartbeats",
+    "shape": "heartbeat: register (up to 0.19) or typed; by default what the version sends",
+    "request_address_suffix": "of the register shape: /v1/completions or /v1",
+    "defer_timeout_s": "blocks that nobody fetches are given up after this",
+    "start_delay_s": "between the first heartbeat and listening",
+}
+"""What each option is, for `--help`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +106,9 @@ class SimOptions:
             ("shape", (None, "register", "typed")),
         ):
             if getattr(self, name) not in allowed:
-                raise OptionError(f"--{name} is {getattr(self, name)!r}, not one of {allowed}")
+                raise OptionError(
+                    f"--{name} is {getattr(self, name)!r}, not one of {_listed(allowed)}"
+                )
         self._check_numbers()
         parse_address("--http", self.http)
         if self.proxy:
