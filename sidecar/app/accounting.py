@@ -9,7 +9,7 @@ from typing import Any
 
 from sidecar.app.repeated import Repeated
 from sidecar.exchange.ledger import Closed, Ledger
-from sidecar.exchange.reasons import Outcome, Reason
+from sidecar.exchange.reasons import OWN_REPLY, Outcome, Reason
 from sidecar.exchange.records import Batch, Moved, Placed, PrefillEnded, Record, Refused, Replied
 from sidecar.routing.instance import TransferMode
 from sidecar.routing.view import Slot
@@ -17,6 +17,10 @@ from sidecar.telemetry.metrics import Metrics
 from sidecar.wire.access_log import Entry
 
 log = logging.getLogger(__name__)
+
+EARLY_S = 2.0
+"""An end entry waits so long for the records of its worker, which come within 50 ms while all is
+well."""
 
 
 class Accounting:
@@ -27,6 +31,8 @@ class Accounting:
         """(role, slot) -> requests placed since start"""
         self.outcomes: Counter[str] = Counter()
         self._failures = Repeated()
+        self._early: dict[str, tuple[Entry, float]] = {}
+        """end entries that overtook their worker's records, with the time they came"""
 
     # --- from the workers
 
@@ -48,6 +54,10 @@ class Accounting:
         elif isinstance(record, Refused):
             self._metrics.refusals.labels(record.reason).inc()
         self.ledger.note(record, now)
+        if isinstance(record, Replied | Refused):
+            early = self._early.pop(record.exchange, None)
+            if early is not None:
+                self._report(early[0], now)
 
     def _placed(self, record: Placed) -> None:
         before = self.ledger.find(record.exchange)
@@ -100,9 +110,41 @@ class Accounting:
     # --- from the access log, and from time
 
     def entry(self, entry: Entry, now: float) -> None:
+        """Take an access log entry. An end waits for its worker's records, or its measurements
+        would be lost: Envoy's batches and the workers' are sent at their own times."""
+        is_early = entry.is_end and entry.exchange and not self.ledger.is_told(entry.exchange)
+        if is_early and entry.reply != OWN_REPLY:
+            self._early[entry.exchange] = (entry, now)
+        else:
+            self._report(entry, now)
+
+    def _report(self, entry: Entry, now: float) -> None:
         closed = self.ledger.report(entry, now)
         if closed is not None:
             self.close(closed)
+
+    def sweep(self, now: float) -> None:
+        """To be called a few times a second: close what is lost, and ends whose records never come
+        (the worker died, or the client left while it uploaded)."""
+        for entry, came in list(self._early.values()):
+            if now - came > EARLY_S:
+                del self._early[entry.exchange]
+                self._report(entry, now)
+        lost = self.ledger.sweep(now)
+        for closed in lost:
+            self.close(closed)
+        if any(closed.outcome is Outcome.LOST for closed in lost):
+            log.warning("%d exchanges closed as lost: no report names them any more", len(lost))
+
+    def envoy_gone(self, now: float) -> int:
+        """Envoy died: close all it had; returns how many."""
+        for entry, _ in self._early.values():
+            self._report(entry, now)
+        self._early.clear()
+        lost = self.ledger.envoy_gone(now)
+        for closed in lost:
+            self.close(closed)
+        return len(lost)
 
     def close(self, closed: Closed) -> None:
         self.outcomes[closed.outcome] += 1

@@ -150,9 +150,7 @@ class Control:
                 self.keeper.refresh()
                 continue
             self.keeper.sweep(now)
-            for closed in self.accounting.ledger.sweep(now):
-                log.warning("exchange closed as lost: no report names it any more")
-                self.accounting.close(closed)
+            self.accounting.sweep(now)
 
     # --- drain (design §7 Stop)
 
@@ -218,10 +216,8 @@ class Control:
         self.accounting.entry(entry, monotonic())
 
     def _envoy_gone(self, node_id: str, now: float) -> None:
-        closed = self.accounting.ledger.envoy_gone(now)
-        log.warning("Envoy %s is gone: %d exchanges closed as lost", node_id, len(closed))
-        for one in closed:
-            self.accounting.close(one)
+        lost = self.accounting.envoy_gone(now)
+        log.warning("Envoy %s is gone: %d exchanges closed as lost", node_id, lost)
 
     # --- readings
 

@@ -85,6 +85,13 @@ class Ledger:
     def find(self, exchange: str) -> Open | None:
         return self._open.get(exchange)
 
+    def is_told(self, exchange: str) -> bool:
+        """Whether its worker has said all it will say: then its end entry may close it."""
+        entry = self._open.get(exchange)
+        if entry is not None:
+            return entry.is_with_log
+        return exchange in self._refused or exchange in self._ended
+
     def busy_addresses(self) -> set[str]:
         """Addresses of the instances that some open exchange still uses."""
         return {slot.address for (_, slot), n in self.in_flight.items() if n > 0}

@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry
 
-from sidecar.app.accounting import Accounting
+from sidecar.app.accounting import EARLY_S, Accounting
 from sidecar.exchange.ledger import Ledger
 from sidecar.exchange.reasons import Reason
 from sidecar.exchange.records import Batch, Moved, Placed, PrefillEnded, Record, Refused, Replied
@@ -91,6 +91,34 @@ def test_a_read_request_feeds_every_family_once() -> None:
     assert books.accounting.outcomes == {"ok": 1}
 
 
+def test_an_end_that_overtook_its_records_waits_for_them() -> None:
+    """Every measurement is there all the same, and the slots are free."""
+    books = Books()
+    books.end()
+    assert books.value("requests_total", model_name="m", api="completions", outcome="ok") == 0
+    books.note(placed(), prefill_ended())
+    books.note(replied(gap_s=0.01, overhead_s=0.002))
+    assert books.value("requests_total", model_name="m", api="completions", outcome="ok") == 1
+    for family in ("prefill_duration_seconds_count", "prefill_to_decode_gap_seconds_count"):
+        assert books.value(family, **ON_P) == 1
+    assert books.value("decode_duration_seconds_count", **ON_D) == 1
+    assert not books.accounting.ledger.in_flight
+    books.accounting.sweep(1.0 + EARLY_S + 0.1)
+    assert books.value("requests_total", model_name="m", api="completions", outcome="ok") == 1
+
+
+def test_an_end_whose_records_never_come_is_closed() -> None:
+    """The worker died with them: closed after a while, once, and the slot is free."""
+    books = Books().note(placed())
+    books.end(status=503)
+    books.accounting.ledger.worker_lost(0, 1.0)
+    books.accounting.sweep(1.0 + EARLY_S + 0.1)
+    books.accounting.sweep(1.0 + EARLY_S + 0.2)
+    labels = {"model_name": "m", "api": "completions", "outcome": "decode_failed"}
+    assert books.value("requests_total", **labels) == 1
+    assert not books.accounting.ledger.in_flight
+
+
 def test_write_decodes_beside_prefill_and_has_no_gap() -> None:
     """Its decode duration is the whole; the gap is READ's alone."""
     books = Books().note(placed(WRITE), prefill_ended(), replied(gap_s=0.5))
@@ -152,6 +180,7 @@ def test_a_client_that_left_is_counted_once_by_where_it_left() -> None:
     streaming.end("DC")
     uploading = Books()
     uploading.end("DC", status=0)
+    uploading.accounting.sweep(1.0 + EARLY_S + 0.1)
     for books, phase in ((told, "prefill"), (streaming, "decode"), (uploading, "upload")):
         assert {
             p: books.value("cancellations_total", phase=p) for p in ("upload", "prefill", "decode")
