@@ -6,7 +6,7 @@ from math import lcm
 import pytest
 
 from tests.e2e.load import run_right
-from tests.e2e.stack import Engine, Stack
+from tests.e2e.stack import Engine, Stack, until
 
 pytestmark = pytest.mark.e2e
 
@@ -34,6 +34,23 @@ def test_2x8_uses_all_16_slots_evenly(
             assert not state["errors"], state["errors"]
             assert state["held_blocks"] == 0
             engine.ask("reset")
+    # Our own books agree with the engines': every request measured, on every slot alike.
+    for family, labels in [
+        ("placements_total", {"role": "prefill"}),
+        ("placements_total", {"role": "decode"}),
+        ("prefill_duration_seconds_count", {}),
+        ("decode_duration_seconds_count", {}),
+        ("requests_total", {"outcome": "ok"}),
+        ("time_to_first_token_seconds_count", {}),
+    ]:
+        until(
+            lambda family=family, labels=labels: (
+                stack.metric(f"pd_sidecar_{family}", **labels) == 960
+            ),
+            f"{family} {labels} counts every request",
+            5,
+        )
+    assert {one["placed"] for one in stack.instances().values()} == {480}
 
 
 @pytest.mark.parametrize(
