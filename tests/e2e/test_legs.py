@@ -12,10 +12,11 @@ from tests.e2e.stack import Engine, Stack
 pytestmark = pytest.mark.e2e
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-PROMPT = rb'"prompt" : "caf\u00e9 \ud83d\ude00  \"quoted\"\t\/ end"'
-BODY = (
-    b'{"model":"sim-model", ' + PROMPT + b', "max_tokens":3,"seed":12345678901234567890,"x":1.50}'
-)
+TEXT = rb'"caf\u00e9 \ud83d\ude00  \"quoted\"\t\/ end"'
+SHAPE = {
+    "completions": b'"prompt" : ' + TEXT,
+    "chat/completions": b'"messages" : [{"role" : "user",  "content":' + TEXT + b"} ]",
+}
 FORGED = (
     b'{"model":"sim-model","prompt":"x","max_tokens":2,"kv_transfer_params":{"remote_host":"evil"},'
     b'"ec_transfer_params":{"a":1},"request_id":"mine"}'
@@ -44,7 +45,9 @@ def test_both_legs_carry_the_clients_request(
     """The same path and prompt bytes on both, the client's authorization and trace, its limits."""
     stack = stack_of()
     (prefill,), (decode,) = stack.fleet([2], [2], mode)
-    body = BODY if api == "completions" else BODY.replace(PROMPT, b'"messages":[ ]')
+    shape = SHAPE[api]
+    body = b'{"model":"sim-model", ' + shape + b', "max_tokens":3,"seed":12345678901234567890,'
+    body += b'"x":1.50}'
     post(f"{stack.url}/v1/{api}", body, authorization="Bearer secret", traceparent=TRACE)
     legs = [arrived(prefill, "prefill"), arrived(decode, "decode")]
     for path, headers, sent in legs:
@@ -52,8 +55,7 @@ def test_both_legs_carry_the_clients_request(
         assert headers["authorization"] == "Bearer secret"
         assert headers["traceparent"] == TRACE
         assert headers["x-data-parallel-rank"] in ("0", "1")
-        shape = PROMPT.split(b" : ")[1] if api == "completions" else b"[ ]"
-        assert shape in sent
+        assert shape.split(b" : ", 1)[1] in sent
         assert b"12345678901234567890" in sent
         assert b"1.50" in sent
     (_, to_prefill, prefill_body), (_, to_decode, decode_body) = legs
