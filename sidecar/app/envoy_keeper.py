@@ -95,6 +95,12 @@ class EnvoyKeeper:
                 log.error("Envoy cannot be started again: %s", error)
                 pause = min(2 * pause, BACKOFF_S[1])
 
+    def leave(self) -> None:
+        """Let it go on without us: a start that fails must not cut what a living Envoy carries."""
+        if self.record is not None:
+            log.warning("Envoy, pid %d, goes on alone; `pd-sidecar down` ends it", self.record.pid)
+            self.record = None
+
     async def stop(self) -> None:
         if self.record is not None:
             await asyncio.to_thread(envoy_process.stop_envoy, self.record, STOP_TIMEOUT_S)

@@ -113,6 +113,10 @@ class Up:
                 self._on_ready(self)
             await self._stop_asked.wait()
             await self._until(self._drained(), self._stop_now)
+        except StartError:
+            if envoy is not None and is_adopted:
+                envoy.leave()
+            raise
         finally:
             for task in keeping:
                 task.cancel()
@@ -300,9 +304,9 @@ def fetch_json(listen: str, path: str) -> Any:
 
 def simulated(spec: str, config: Config, mode: str) -> list[SimOptions]:
     """The engines of `--sim`, registering with this sidecar. Raises OptionError."""
-    _, port = settings.host_port(config.registration.listen.removeprefix("tcp://"))
+    proxy = local_url(config.registration.listen.removeprefix("tcp://")).removeprefix("http://")
     return [
-        SimOptions(role=role, proxy=f"127.0.0.1:{port}", dp_size=dp_size, mode=mode)  # type: ignore[arg-type]
+        SimOptions(role=role, proxy=proxy, dp_size=dp_size, mode=mode)  # type: ignore[arg-type]
         for role, dp_size in parse_fleet(spec)
     ]
 

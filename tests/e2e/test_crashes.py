@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from collections.abc import Callable
 
 import aiohttp
 import pytest
+import yaml
 
 from tests.e2e.load import Answer, run_right, stream
 from tests.e2e.stack import Stack, http, until
@@ -144,6 +146,26 @@ def test_killed_envoy_is_started_again(stack_of: Callable[..., Stack]) -> None:
     until(lambda: http("POST", f"{stack.url}/v1/completions", BODY)[0] == 200, "serves again", 10)
     until(lambda: stack.in_flight() == {"prefill": 0, "decode": 0}, "all released", 10)
     assert stack.metric("pd_sidecar_lost_exchanges_total") == 5
+
+
+def test_a_start_that_fails_cuts_no_stream(stack_of: Callable[..., Stack]) -> None:
+    """After a crash, with an edge that cannot be bound: the living Envoy goes on alone."""
+    stack = stack_of(CONFIG)
+    stack.fleet([1], [1], tokens_per_s=10)
+    envoy = stack.envoy_pid()
+
+    def start_in_vain() -> None:
+        stack.kill_sidecar()
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            config = yaml.safe_load(stack.config_path.read_text())
+            config["edge"]["listen"] = f"127.0.0.1:{taken.getsockname()[1]}"
+            stack.config_path.write_text(yaml.safe_dump(config))
+            assert stack.spawn().wait(20) == 1
+        assert "Address already in use" in stack.log()
+        assert stack.is_alive(envoy)
+
+    answers = asyncio.run(streams_around(stack, 3, 40, start_in_vain))
+    assert all(a.is_right for a in answers)
 
 
 def test_removed_run_directory_is_made_again(stack_of: Callable[..., Stack]) -> None:
