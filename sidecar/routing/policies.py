@@ -4,7 +4,7 @@ Knows neither the request's bytes nor how a leg is sent. Invariant: a walk moves
 it is handed out; a NoPlacement moves none.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from sidecar.routing.instance import Role
 from sidecar.routing.pool import Group, Lane, Pool, compatible
@@ -19,18 +19,14 @@ from sidecar.routing.slots import (
     Walk,
 )
 
-Policy = Callable[[Group, Demand, Cursors], Placement | NoPlacement]
 
-
-def pick(
-    pool: Pool, demand: Demand, cursors: Cursors, policy: str = "interleaved"
-) -> Placement | NoPlacement:
-    """Place a P/D request, or an aggregated one; `policy` is a key of POLICIES."""
+def pick(pool: Pool, demand: Demand, cursors: Cursors) -> Placement | NoPlacement:
+    """Place a P/D request, or an aggregated one."""
     if demand.is_aggregated:
         return _pick_aggregated(pool, demand, cursors)
     refusal: Placement | NoPlacement | None = None
     for group in _in_turn(pool.groups(demand.model), pool.group_model(demand.model), cursors):
-        result = POLICIES[policy](group, demand, cursors)
+        result = interleaved(group, demand, cursors)
         if isinstance(result, Placement):
             return result
         refusal = result
@@ -44,38 +40,39 @@ def pick_single(pool: Pool, demand: Demand, cursors: Cursors) -> Placement | NoP
     return _pick_one(walk, name, demand, cursors) or NoPlacement("no_prefill_instance")
 
 
-def another_prefill(
-    pool: Pool, placement: Placement, demand: Demand, cursors: Cursors
-) -> Placement | NoPlacement:
-    """The same placement with another prefill slot, for a retry: neither its own nor excluded."""
-    assert placement.prefill is not None
-    assert placement.decode is not None
-    partner, own = placement.decode, placement.prefill
-    target = _another(pool, Role.PREFILL, own, partner, demand, cursors)
-    if target is None:
-        return NoPlacement("no_prefill_instance")
-    return Placement(target, partner, placement.mode)
-
-
 def another_decode(
     pool: Pool, placement: Placement, demand: Demand, cursors: Cursors
 ) -> Placement | NoPlacement:
     """The same placement with another decode slot, for when its own is no longer placeable
-    (`Pool.is_placeable`). The prefill instance need not be placeable any more: it holds the KV."""
+    (`Pool.is_placeable`). The prefill instance need not be placeable any more: it holds the KV.
+
+    The walk moves on past the slot, so that the next request does not get the same one; its seam
+    counter does not: no new request came.
+    """
     assert placement.prefill is not None
     assert placement.decode is not None
-    partner, own = placement.prefill, placement.decode
-    target = _another(pool, Role.DECODE, own, partner, demand, cursors)
-    if target is None:
+    prefill = placement.prefill
+    walk = Walk(
+        member
+        for member in pool.candidates(demand.model, Role.DECODE)
+        if compatible(prefill.member, member)
+    )
+    if not walk:
         return NoPlacement("no_decode_instance")
-    return Placement(partner, target, placement.mode)
+    name = _lane_name(pool, prefill, demand)
+    cursor = cursors.get(name)
+    at = walk.open_after(walk.after(cursor.decode), demand.excluded | {placement.decode.slot})
+    if at is None:
+        return NoPlacement("no_decode_instance")
+    cursors.put(name, Cursor(cursor.prefill, walk.keys[at], cursor.served, cursor.fingerprint))
+    return Placement(prefill, walk.targets[at], placement.mode)
 
 
 def spare_decode(pool: Pool, placement: Placement, demand: Demand) -> Target | None:
     """A second host for a READ decode leg, which Envoy tries when the first refuses (design §7).
 
-    The next instance at the same rank, because both get the same rank header. Moves no cursor: the
-    spare is rarely used.
+    Nobody calls it yet: it is for `x-envoy-retry-on` in the body reply. The next instance at the
+    same rank, because both get the same rank header. Moves no cursor: the spare is rarely used.
     """
     assert placement.prefill is not None
     assert placement.decode is not None
@@ -115,10 +112,6 @@ def interleaved(group: Group, demand: Demand, cursors: Cursors) -> Placement | N
         cursors.put(lane.name, moved)
         cursors.put(group.name, Cursor(target.key, None, cursor.served + 1))
     return Placement(target, decode, group.mode)
-
-
-POLICIES: dict[str, Policy] = {"interleaved": interleaved}
-"""by name; all behind `pick`"""
 
 
 def _decode_step(lane: Lane, demand: Demand, cursor: Cursor) -> tuple[Target, Cursor]:
@@ -197,34 +190,10 @@ def _pick_one(walk: Walk, group: str, demand: Demand, cursors: Cursors) -> Place
     return Placement(None, target, instance.transfer_mode)
 
 
-def _another(
-    pool: Pool, role: Role, own: Target, partner: Target, demand: Demand, cursors: Cursors
-) -> Target | None:
-    """The next slot of the role that fits the partner. The walk moves on past it, so that the next
-    request does not get the same one; its seam counter does not: no new request came."""
-    walk = Walk(m for m in pool.candidates(demand.model, role) if compatible(m, partner.member))
-    name = f"{pool.group_model(demand.model)}|{partner.member.instance.transfer_mode}"
-    if role is Role.DECODE:
-        name = _lane_name(pool, partner, demand) or name
-    cursor = cursors.get(name)
-    if not walk:
-        return None
-    last = cursor.prefill if role is Role.PREFILL else cursor.decode
-    at = walk.open_after(walk.after(last), demand.excluded | {own.slot})
-    if at is None:
-        return None
-    key = walk.keys[at]
-    if role is Role.PREFILL:
-        moved = Cursor(key, cursor.decode, cursor.served, cursor.fingerprint)
-    else:
-        moved = Cursor(cursor.prefill, key, cursor.served, cursor.fingerprint)
-    cursors.put(name, moved)
-    return walk.targets[at]
-
-
-def _lane_name(pool: Pool, prefill: Target, demand: Demand) -> str | None:
+def _lane_name(pool: Pool, prefill: Target, demand: Demand) -> str:
+    """The cursor of the lane that the prefill slot is in; of its group once it has left it."""
     for group in pool.groups(demand.model):
         for target, lane in zip(group.prefill.targets, group.lanes, strict=True):
             if target.key == prefill.key:
                 return lane.name
-    return None
+    return f"{pool.group_model(demand.model)}|{prefill.member.instance.transfer_mode}"

@@ -66,12 +66,6 @@ class Pool:
         self.view = view
         self.models = frozenset(name for member in view.members for name in member.models)
         """every name that a member serves, placeable or not"""
-        self.has_write = any(
-            member.is_placeable and member.instance.transfer_mode is TransferMode.WRITE
-            for member in view.members
-        )
-        self.is_multi_model = len({m.models for m in view.members if m.models}) > 1
-        """whether a request's model decides where it may go"""
         self._by_address = {member.instance.address: member for member in view.members}
         self._groups: dict[str, tuple[Group, ...]] = {}
         self._aggregated: dict[tuple[str, Role], Walk] = {}

@@ -109,7 +109,8 @@ class Registry:
     def leave(self, address: str, now: float) -> Change | None:
         """Take an instance out of placement until it falls silent, changes, or rejoins.
 
-        None: unknown, or leaving already."""
+        For an operator who takes an engine down; the admin API does not offer it yet. None:
+        unknown, or leaving already."""
         record = self._records.get(address)
         if record is None or record.is_leaving:
             return None

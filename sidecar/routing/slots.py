@@ -47,7 +47,8 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     is_aggregated: bool = False
     """served whole by one instance"""
     aggregated_role: Role = Role.PREFILL
-    """which role serves aggregated requests; a decode instance only where that is safe"""
+    """Which role serves aggregated requests; a decode instance only where that is safe. The
+    configuration does not offer the choice yet."""
     excluded: frozenset[Slot] = frozenset()
     """slots that must not be handed out: those this request has tried"""
 

@@ -6,7 +6,6 @@ from routing_pools import decode, keys, placed, pool, prefill, shaped
 from sidecar.routing.instance import Role, TransferMode, Version
 from sidecar.routing.policies import (
     another_decode,
-    another_prefill,
     pick,
     pick_single,
     spare_decode,
@@ -79,7 +78,6 @@ def test_an_unknown_model_goes_anywhere_but_never_across_models() -> None:
         pairs = {keys(placed(candidates, cursors, Demand(model=model))) for _ in range(8)}
         assert {(p[1], d[1]) for p, d in pairs} == {(0, 2), (1, 3)}
     assert candidates.group_model("nobody-serves-this") == ""
-    assert candidates.is_multi_model
 
 
 def test_a_model_whose_instances_are_down_is_not_sent_to_another_model() -> None:
@@ -164,24 +162,6 @@ def test_after_another_decode_the_next_request_gets_the_next_slot() -> None:
     assert keys(placed(candidates, cursors))[1] == (0, 3)
 
 
-def test_another_prefill_keeps_decode_and_is_not_its_own_or_excluded() -> None:
-    cursors, candidates = MemoryCursors(), shaped([1, 1, 1], [1, 1])
-    first = placed(candidates, cursors)
-    second = another_prefill(candidates, first, Demand(), cursors)
-    assert isinstance(second, Placement)
-    assert second.decode == first.decode
-    assert second.prefill is not None
-    assert second.prefill.member.ordinal == 1
-    assert first.prefill is not None
-    tried = frozenset({first.prefill.slot, second.prefill.slot})
-    third = another_prefill(candidates, second, Demand(excluded=tried), cursors)
-    assert isinstance(third, Placement)
-    assert third.prefill is not None
-    tried |= {third.prefill.slot}
-    none = another_prefill(candidates, third, Demand(excluded=tried), cursors)
-    assert none == NoPlacement("no_prefill_instance")
-
-
 def test_a_changed_record_is_no_longer_the_target_that_was_picked() -> None:
     target = placed(shaped([1], [2]), MemoryCursors()).decode
     assert target is not None
@@ -215,7 +195,5 @@ def test_no_spare_where_no_instance_has_the_rank() -> None:
 
 def test_a_pool_says_what_it_is() -> None:
     candidates = pool(prefill(0, models=("a",)), decode(1, mode=WRITE, models=("a", "b")))
-    assert candidates.has_write
     assert candidates.models == {"a", "b"}
-    assert not pool(prefill(0), decode(1, mode=WRITE, is_placeable=False)).has_write
     assert "prefill" in repr(candidates)
