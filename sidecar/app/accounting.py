@@ -12,7 +12,7 @@ from sidecar.exchange.ledger import Closed, Ledger
 from sidecar.exchange.reasons import OWN_REPLY, Outcome, Reason
 from sidecar.exchange.records import Batch, Moved, Placed, PrefillEnded, Record, Refused, Replied
 from sidecar.routing.instance import TransferMode
-from sidecar.routing.view import Slot
+from sidecar.routing.slots import Slot
 from sidecar.telemetry.metrics import Metrics
 from sidecar.wire.access_log import Entry
 

@@ -17,7 +17,8 @@ from sidecar.routing.instance import Instance, Role, Version
 from sidecar.routing.probe import ProbeOutcome, ProbeTarget
 from sidecar.routing.record import Change, ChangeKind
 from sidecar.routing.registry import Registry
-from sidecar.routing.view import Slot, View
+from sidecar.routing.slots import Slot
+from sidecar.routing.view import View
 from sidecar.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)

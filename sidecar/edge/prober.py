@@ -140,16 +140,21 @@ class Prober:
 
     async def _getaddrinfo(self, name: str, port: int) -> list[str]:
         """One look-up of a name at a time: a name server that does not answer holds its thread long
-        after the asker gave up, and would get all of them."""
-        running = self._lookups.get(name)
-        if running is None or running.done():
-            running = asyncio.get_running_loop().run_in_executor(
+        after the asker gave up, and would get all of them. What came after that is the answer to
+        the next who asks: behind many dead names a good one never came in time."""
+        lookup = self._lookups.get(name)
+        if lookup is None:
+            lookup = asyncio.get_running_loop().run_in_executor(
                 self._executor, lambda: socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
             )
             # Nobody may be left to hear of its failure.
-            running.add_done_callback(lambda done: done.cancelled() or done.exception())
-            self._lookups[name] = running
-        return [str(entry[4][0]) for entry in await asyncio.shield(running)]
+            lookup.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._lookups[name] = lookup
+        try:
+            return [str(entry[4][0]) for entry in await asyncio.shield(lookup)]
+        finally:
+            if lookup.done() and self._lookups.get(name) is lookup:
+                del self._lookups[name]
 
 
 class _Watch:

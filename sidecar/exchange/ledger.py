@@ -15,7 +15,7 @@ import msgspec
 from sidecar.exchange.reasons import OWN_REPLY, TABLE, Outcome, Reason
 from sidecar.exchange.records import Moved, Placed, PrefillEnded, Record, Refused, Replied
 from sidecar.routing.instance import TransferMode
-from sidecar.routing.view import Slot
+from sidecar.routing.slots import Slot
 from sidecar.wire.access_log import Entry, Trail
 
 MEMORY_S = 60.0

@@ -39,8 +39,7 @@ from sidecar.exchange.receipt import client_id, placed_record, receipt, refused_
 from sidecar.exchange.records import Moved, Placed, PrefillEnded, Replied
 from sidecar.exchange.situation import Limits, Situation
 from sidecar.routing.instance import Role, TransferMode
-from sidecar.routing.slots import Demand, NoPlacement, Placement, Target, every_slot
-from sidecar.routing.view import Slot
+from sidecar.routing.slots import Demand, NoPlacement, Placement, Slot, Target, every_slot
 from sidecar.wire import kv_transfer, openai
 from sidecar.wire.ext_proc import (
     HeadersReply,

@@ -9,7 +9,8 @@ import msgspec
 
 from sidecar.exchange.reasons import Reason
 from sidecar.routing.instance import TransferMode
-from sidecar.routing.view import Slot, View
+from sidecar.routing.slots import Slot
+from sidecar.routing.view import View
 
 
 class Placed(msgspec.Struct, frozen=True, kw_only=True, tag="placed"):

@@ -34,8 +34,6 @@ class Change(msgspec.Struct, frozen=True):
 
     kind: ChangeKind
     instance: Instance
-    previous: Instance | None = None
-    """what it was, where it was something else"""
     detail: str = ""
     warning: str = ""
     """what an operator should know of this record; empty: nothing"""

@@ -93,7 +93,7 @@ class Registry:
         else:
             kind = ChangeKind.MOVED_ROLE if instance.role is not was.role else ChangeKind.CHANGED
         detail = "was expired" if returns and kind is not ChangeKind.RETURNED else ""
-        return Change(kind, instance, was, detail, warning_of(instance))
+        return Change(kind, instance, detail, warning_of(instance))
 
     def add_static(self, instance: Instance, now: float) -> Change:
         """An instance of the configuration: needs no heartbeat, and what it says wins over them."""
@@ -102,9 +102,8 @@ class Registry:
         record = self._records.get(static.address)
         if record is None:
             return self._add(static, now)
-        was = record.instance
         record.begin_life(static, self._new_generation())
-        return Change(ChangeKind.CHANGED, static, was, warning=warning_of(static))
+        return Change(ChangeKind.CHANGED, static, warning=warning_of(static))
 
     def leave(self, address: str, now: float) -> Change | None:
         """Take an instance out of placement until it falls silent, changes, or rejoins.
@@ -315,7 +314,7 @@ class Registry:
             return None
         record.conflict = heard
         return Change(
-            ChangeKind.CONFLICT, configured, heard, "its heartbeats differ", "configuration wins"
+            ChangeKind.CONFLICT, configured, "its heartbeats differ", "configuration wins"
         )
 
     def _check_ranks(self, instance: Instance, was: Instance | None) -> None:

@@ -11,12 +11,19 @@ from typing import Literal, Protocol
 import msgspec
 
 from sidecar.routing.instance import Instance, Role, TransferMode
-from sidecar.routing.view import Member, Slot
+from sidecar.routing.view import Member
 
 Key = tuple[int, int]
 """(dp_rank, ordinal of the instance): sorted, it is rank-major, instances alternating"""
 
 NoPlacementReason = Literal["no_prefill_instance", "no_decode_instance"]
+
+
+class Slot(msgspec.Struct, frozen=True):
+    """One (instance, dp_rank)."""
+
+    address: str
+    dp_rank: int
 
 
 class Target(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@ Made by the control process, read by the workers; never changed in place.
 
 import msgspec
 
-from sidecar.routing.instance import Instance, Role, State, TransferMode, Version
+from sidecar.routing.instance import Instance, Role, State, Version
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,13 +40,3 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
     def placeable(self, role: Role) -> list[Member]:
         return [m for m in self.members if m.is_placeable and m.instance.role is role]
-
-
-class Slot(msgspec.Struct, frozen=True):
-    """One (instance, dp_rank)."""
-
-    address: str
-    dp_rank: int
-
-
-__all__ = ["Instance", "Member", "Role", "Slot", "State", "TransferMode", "Version", "View"]

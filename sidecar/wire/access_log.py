@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 
 from sidecar.errors import RemoteError
 from sidecar.routing.instance import TransferMode
-from sidecar.routing.view import Slot
+from sidecar.routing.slots import Slot
 from sidecar.wire.names import join_address
 
 _FLAGS = {
@@ -77,7 +77,6 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     total_s: float | None
     first_byte_s: float | None
     """from the request's first byte to the first byte of the answer's body"""
-    bytes_sent: int
 
 
 _trail = msgspec.json.Decoder(Trail)
@@ -118,7 +117,6 @@ def _entry(entry: accesslog_pb2.HTTPAccessLogEntry) -> Entry:
         reply=tags.get("reply", ""),
         total_s=_seconds(tags.get("total_us", "")),
         first_byte_s=_seconds(tags.get("ttfb_us", "")),
-        bytes_sent=entry.response.response_body_bytes,
     )
 
 

@@ -7,7 +7,7 @@ from sidecar.exchange.ledger import Ledger
 from sidecar.exchange.reasons import Reason
 from sidecar.exchange.records import Batch, Moved, Placed, PrefillEnded, Record, Refused, Replied
 from sidecar.routing.instance import TransferMode
-from sidecar.routing.view import Slot
+from sidecar.routing.slots import Slot
 from sidecar.telemetry.metrics import Metrics
 from sidecar.wire.access_log import Entry
 
@@ -42,7 +42,6 @@ class Books:
             reply="",
             total_s=3.0,
             first_byte_s=2.0,
-            bytes_sent=10,
         )
         self.accounting.entry(entry, 1.0)
 

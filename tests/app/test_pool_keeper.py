@@ -13,7 +13,8 @@ from sidecar.exchange.records import Placed
 from sidecar.routing.instance import Instance, Role, State, TransferMode, Version
 from sidecar.routing.probe import ProbeOutcome, ProbeTarget
 from sidecar.routing.registry import Registry
-from sidecar.routing.view import Slot, View
+from sidecar.routing.slots import Slot
+from sidecar.routing.view import View
 from sidecar.telemetry.metrics import Metrics
 
 TTL_S, LINGER_S = 10.0, 30.0

@@ -11,7 +11,7 @@ from sidecar.exchange.ledger import MEMORY_S, PATIENCE_INTERVALS, Closed, Ledger
 from sidecar.exchange.reasons import OWN_REPLY, Outcome, Reason
 from sidecar.exchange.records import Moved, Placed, PrefillEnded, Record, Refused, Replied
 from sidecar.routing.instance import TransferMode
-from sidecar.routing.view import Slot
+from sidecar.routing.slots import Slot
 from sidecar.wire.access_log import Entry, Trail
 
 REPORT_S = 10.0
@@ -84,7 +84,6 @@ def entry(
         reply=reply,
         total_s=1.0,
         first_byte_s=0.5,
-        bytes_sent=10,
     )
 
 

@@ -29,8 +29,7 @@ from sidecar.exchange.reasons import Reason
 from sidecar.exchange.records import Moved, Placed, PrefillEnded, Refused, Replied
 from sidecar.exchange.situation import Limits, Situation
 from sidecar.routing.instance import Role, TransferMode, Version
-from sidecar.routing.slots import NoPlacement, Placement, every_slot
-from sidecar.routing.view import Slot
+from sidecar.routing.slots import NoPlacement, Placement, Slot, every_slot
 from sidecar.wire.ext_proc import (
     BodyReply,
     HeadersReply,

@@ -20,7 +20,8 @@ from sidecar.exchange.records import (
     encode,
 )
 from sidecar.routing.instance import Role, TransferMode
-from sidecar.routing.view import Slot, View
+from sidecar.routing.slots import Slot
+from sidecar.routing.view import View
 
 PLACED = Placed(
     exchange="e",
