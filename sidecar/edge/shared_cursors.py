@@ -23,12 +23,12 @@ from sidecar.routing.slots import Cursor, Key
 WAIT_S = 0.05
 RETRY_S = 0.0002
 RECORDS = 1024
-"""groups that can be told apart; beyond it two groups may share a cursor, which only skews a
-walk"""
+"""groups that can be told apart; beyond it two may share a cursor, which only skews a walk"""
 _RECORD = struct.Struct("<IIQiiii")
 """name's CRC (0: free), fingerprint, served, prefill key, decode key (rank -1: none)"""
 _SIZE = 64
 PROBES = 16
+"""records looked at for a group before it shares one"""
 
 
 class SharedCursors:
@@ -90,14 +90,17 @@ class SharedCursors:
         )
 
     def _find(self, group: str) -> tuple[int, bool]:
-        """Offset of the group's record, and whether it is still free."""
+        """Offset of the group's record, and whether it is still free.
+
+        Where the table is full it is another group's: both walk on from one cursor. As a new one it
+        would begin at the first slot each time, and that slot would get all requests."""
         crc = _crc(group)
         for step in range(PROBES):
             at = (crc + step) % RECORDS * _SIZE
             (found,) = struct.unpack_from("<I", self._table, at)
             if found in (crc, 0):
                 return at, found == 0
-        return crc % RECORDS * _SIZE, True
+        return crc % RECORDS * _SIZE, False
 
     def close(self) -> None:
         self._table.close()
