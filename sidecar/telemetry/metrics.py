@@ -1,7 +1,8 @@
 """The metric families of design §8 that the sidecar feeds, as one typed structure.
 
-Labels come from closed or capped sets only. Series of an instance vanish with it. What is a count
-of something alive now (in-flight, instances) is read at scrape time, never kept twice.
+Knows no part that feeds it. Labels come from closed or capped sets only; series of an instance
+vanish with it, of every family that has the label. What is a count of something alive now
+(in-flight, instances) is read at scrape time, never kept twice.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -52,91 +53,105 @@ class Metrics:
 
     def __init__(self, registry: CollectorRegistry, version: str) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a `_created` series each doubles the scrape and says little
+        self._registry = registry
+        self._models: set[str] = set()
+        self._per_instance: list[Counter | Histogram] = []
         self.live = Live()
         registry.register(self.live)
         self.live.add(
             "pd_sidecar_build_info", "The running version.", ("version",), lambda: [((version,), 1)]
         )
-        self._models: set[str] = set()
+        self._add_requests()
+        self._add_legs()
+        self._add_pool()
 
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"pd_sidecar_{name}", text, labels, registry=registry)
-
-        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-            return Histogram(f"pd_sidecar_{name}", text, labels, buckets=buckets, registry=registry)
-
-        self.requests = counter("requests", "Ended requests.", "model_name", "api", "outcome")
-        self.refusals = counter("refusals", "Requests the sidecar answered itself.", "reason")
-        self.request_duration = histogram(
+    def _add_requests(self) -> None:
+        """What clients see, and what the sidecar adds to it."""
+        self.requests = self._counter("requests", "Ended requests.", "model_name", "api", "outcome")
+        self.refusals = self._counter("refusals", "Requests the sidecar answered itself.", "reason")
+        self.cancellations = self._counter("cancellations", "Clients that left.", "phase")
+        self.lost = self._counter("lost_exchanges", "Exchanges closed without an end entry.")
+        self.request_duration = self._histogram(
             "request_duration_seconds",
             "From the request's first byte to the answer's last.",
             DURATIONS_S,
             "model_name",
             "streaming",
         )
-        self.first_token = histogram(
+        self.first_token = self._histogram(
             "time_to_first_token_seconds",
             "From the request's first byte to the first byte of the answer's body.",
             FIRST_TOKEN_S,
             "model_name",
             "streaming",
         )
-        self.placement = histogram("placement_seconds", "The pick of the slots.", PLACEMENT_S)
-        self.overhead = histogram(
+        self.placement = self._histogram("placement_seconds", "The pick of the slots.", PLACEMENT_S)
+        self.overhead = self._histogram(
             "routing_overhead_seconds",
             "All time of the sidecar in a request but waiting for prefill.",
             OVERHEAD_S,
         )
+
+    def _add_legs(self) -> None:
+        """What each instance did in them."""
         slot = ("instance", "dp_rank")
-        self.prefill_duration = histogram(
+        self.placements = self._counter("placements", "Requests placed.", "role", *slot)
+        self.prefill_duration = self._histogram(
             "prefill_duration_seconds",
             "The prefill leg, to its whole answer.",
             FIRST_TOKEN_S,
             *slot,
         )
-        self.gap = histogram(
+        self.gap = self._histogram(
             "prefill_to_decode_gap_seconds",
             "READ: from prefill's answer to the dispatch of decode.",
             OVERHEAD_S,
             *slot,
         )
-        self.decode_duration = histogram(
+        self.decode_duration = self._histogram(
             "decode_duration_seconds",
             "From the end of prefill (READ) or the placement (WRITE) to the answer's end.",
             DURATIONS_S,
             *slot,
         )
-        self.placements = counter("placements", "Requests placed.", "role", *slot)
-        self.heartbeats = counter("heartbeats", "Heartbeats heard.")
-        self.heartbeats_rejected = counter(
-            "heartbeats_rejected", "Registration frames dropped.", "reason"
-        )
-        self.prefill_retries = counter(
+        self.prefill_retries = self._counter(
             "prefill_retries", "Prefill legs tried on another slot.", "instance", "reason"
         )
-        self.recomputed = counter(
+        self.recomputed = self._counter(
             "recomputed_requests", "Served whole because prefill handed over no KV.", "instance"
         )
-        self.orphaned = counter(
+        self.orphaned = self._counter(
             "orphaned_transfers", "KV that prefill committed and decode never fetched.", "instance"
         )
-        self.cancellations = counter("cancellations", "Clients that left.", "phase")
-        self.lost = counter("lost_exchanges", "Exchanges closed without an end entry.")
-        self.records_dropped = counter(
+
+    def _add_pool(self) -> None:
+        """What engines and our own processes say."""
+        self.heartbeats = self._counter("heartbeats", "Heartbeats heard.")
+        self.heartbeats_rejected = self._counter(
+            "heartbeats_rejected", "Registration frames dropped.", "reason"
+        )
+        self.records_dropped = self._counter(
             "records_dropped", "Records of workers lost while control was away."
         )
-        self.unlocked_picks = counter(
+        self.unlocked_picks = self._counter(
             "unlocked_picks", "Picks made without the cursors' lock (held for over 50 ms)."
         )
-        self._per_instance: list[Counter | Histogram] = [
-            self.prefill_duration,
-            self.gap,
-            self.decode_duration,
-            self.placements,
-            self.prefill_retries,
-            self.recomputed,
-            self.orphaned,
-        ]
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        family = Counter(f"pd_sidecar_{name}", text, labels, registry=self._registry)
+        if "instance" in labels:
+            self._per_instance.append(family)
+        return family
+
+    def _histogram(
+        self, name: str, text: str, buckets: tuple[float, ...], *labels: str
+    ) -> Histogram:
+        family = Histogram(
+            f"pd_sidecar_{name}", text, labels, buckets=buckets, registry=self._registry
+        )
+        if "instance" in labels:
+            self._per_instance.append(family)
+        return family
 
     def model(self, name: str) -> str:
         """`name` as a label: after 100 different ones, `other`."""
