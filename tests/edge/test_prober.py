@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -321,6 +322,29 @@ async def test_a_name_server_that_never_answers_delays_no_other(engine: Engine) 
     seen.prober.watch([target("dead.test:80"), target(engine.address)])
     await until(lambda: seen.of("resolved", "dead.test:80") == [None])
     assert len(seen.probes(engine.address)) >= 2
+    await seen.prober.close()
+
+
+@pytest.mark.asyncio
+async def test_an_answer_that_comes_after_the_asker_left_is_used(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a name whose look-ups wait behind those of dead ones might never be known."""
+    real, asked = socket.getaddrinfo, []
+
+    def slow(name: str, *rest: Any, **more: Any) -> Any:
+        if name != "slow.test":
+            return real(name, *rest, **more)
+        asked.append(name)
+        time.sleep(2.5 * TIMEOUT_S)
+        return real("127.0.0.1", *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    seen = Seen()
+    name = f"slow.test:{engine.port}"
+    seen.prober.watch([target(name)])
+    await until(lambda: seen.of("resolved", name) == [None, engine.address])
+    assert len(asked) == 1
     await seen.prober.close()
 
 
