@@ -80,7 +80,7 @@ class Control:
     # --- life
 
     async def run(self) -> None:
-        """Serve until `stop` (at once), or until a drain is over."""
+        """Serve until `stop` (at once), or until a drain is over. Raises StartError."""
         probe = self._config.probe
         prober = Prober(
             probe.interval_s,
@@ -90,6 +90,20 @@ class Control:
             on_resolved=self.keeper.resolved,
             api_key=settings.api_key(self._config),
         )
+        try:
+            await self._start(prober)
+            await self._until_over()
+        finally:
+            # All of them also where a start that failed never came to them.
+            self.discovery.close()
+            await self._listener.close()
+            await prober.close()
+            await self._link.close()
+            await self._admin.close()
+            await self._grpc.stop(0.2)
+
+    async def _start(self, prober: Prober) -> None:
+        """Take the ports first, then serve; engines are heard last, when all else is there."""
         self._listener.bind()
         await self._admin.listen(
             observe=self._config.observe.listen, admin=self._config.admin.listen
@@ -108,6 +122,8 @@ class Control:
         await self._link.listen(self._run_dir.link_socket)
         await self._serve_envoy()
         self._listener.start()
+
+    async def _until_over(self) -> None:
         tasks = [asyncio.create_task(t) for t in (self._sweep(), self._save(), self._drain())]
         stopped = asyncio.create_task(self.stop.wait())
         try:
@@ -117,13 +133,7 @@ class Control:
         finally:
             for task in (*tasks, stopped):
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            self.discovery.close()
-            await self._listener.close()
-            await prober.close()
-            await self._link.close()
-            await self._admin.close()
-            await self._grpc.stop(0.2)
+            await asyncio.gather(*tasks, stopped, return_exceptions=True)
 
     async def _serve_envoy(self) -> None:
         """ADS and ALS on one unix socket."""

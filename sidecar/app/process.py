@@ -29,7 +29,7 @@ def main() -> int:
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
     raise_file_limit()
-    # Sockets get mode 0660 and state files 0640: Envoy may run as another user of our group.
+    # Sockets and state files get mode 0660: Envoy may run as another user of our group.
     os.umask(0o117)
     run_dir = RunDir(arguments.run_dir)
     config = msgspec.json.decode(run_dir.config.read_bytes(), type=Config)

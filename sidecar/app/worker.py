@@ -113,9 +113,12 @@ async def _first(*waits: Coroutine[Any, Any, object] | asyncio.Task[None]) -> No
 
 
 async def run_worker(index: int, config: Config, run_dir: RunDir, lifeline_fd: int) -> None:
+    """SIGTERM and the end of the lifeline: end at once."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     lifeline = Lifeline(lifeline_fd, stop.set)
     lifeline.start()
-    await Worker(index, config, run_dir).run(stop)
-    lifeline.close()
+    try:
+        await Worker(index, config, run_dir).run(stop)
+    finally:
+        lifeline.close()
