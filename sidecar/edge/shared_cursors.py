@@ -18,6 +18,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from zlib import crc32
 
+from sidecar.errors import StartError
 from sidecar.routing.slots import Cursor, Key
 
 WAIT_S = 0.05
@@ -39,8 +40,12 @@ class SharedCursors:
         self._is_patient = True
         """whether a held lock is worth waiting for: not from a wait in vain to the next success"""
         self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
-        if os.fstat(self._lock).st_size < RECORDS * _SIZE:
-            os.ftruncate(self._lock, RECORDS * _SIZE)
+        try:
+            # Not a hole in the file: a write to one on a full disk is a SIGBUS at some later pick.
+            os.posix_fallocate(self._lock, 0, RECORDS * _SIZE)
+        except OSError as error:
+            os.close(self._lock)
+            raise StartError(f"{path}: {error.strerror}") from None
         self._table = mmap.mmap(self._lock, RECORDS * _SIZE)
 
     def __repr__(self) -> str:

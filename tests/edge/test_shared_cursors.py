@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.edge.shared_cursors import RECORDS, WAIT_S, SharedCursors
+from sidecar.errors import StartError
 from sidecar.routing.slots import Cursor
 
 HOLD = """
@@ -161,3 +162,9 @@ def test_a_stopped_holder_costs_one_wait_and_is_counted(
     assert cursors.unlocked_picks == 21
     cursors.close()
     assert "21" in repr(cursors)
+
+
+def test_a_file_that_cannot_be_had_whole_is_said_at_the_start() -> None:
+    """A hole in it would be a SIGBUS at some later pick, when the disk is full."""
+    with pytest.raises(StartError, match="/dev/full"):
+        SharedCursors(Path("/dev/full"))
