@@ -431,6 +431,7 @@ def test_the_file_log_has_one_json_line_for_each_ended_request(edge: Edge) -> No
     assert line.keys() == {
         "start_time", "method", "path", "protocol", "status", "flags", "details",
         "bytes_received", "bytes_sent", "duration_ms", "upstream", "ex",
+        "request_id", "prefill", "decode",
     }  # fmt: skip
 
 
