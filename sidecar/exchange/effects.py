@@ -1,4 +1,8 @@
-"""What an exchange asks of its driver. Values only; the driver performs them in order."""
+"""What an exchange asks of its driver. Values only; the driver performs them in order.
+
+There is none for the end: in phase DONE the driver ends the ext_proc stream, and Envoy carries on
+alone.
+"""
 
 import msgspec
 
@@ -50,8 +54,4 @@ class Note(msgspec.Struct, frozen=True):
     record: Record
 
 
-class End(msgspec.Struct, frozen=True):
-    """End the ext_proc stream cleanly; Envoy carries on alone."""
-
-
-Effect = Send | Place | Confirm | StartPrefill | ClosePrefill | Note | End
+Effect = Send | Place | Confirm | StartPrefill | ClosePrefill | Note

@@ -2,7 +2,7 @@
 
 A worker owns both slots until its last reply; with that the decode slot passes to the access log.
 Entries of the access log can be lost while the log server is away, so Envoy reports every open
-stream again and again: one that no report names for three intervals is closed as lost, one that is
+stream again and again: one that no report names for 2.5 intervals is closed as lost, one that is
 named but unknown is adopted. Pure; `now` is monotonic seconds. Invariant: each slot's count is the
 number of entries that hold it, and every exchange is closed once.
 """
@@ -63,6 +63,8 @@ class Closed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ledger:
+    """All open exchanges. Each method that ends some returns them as `Closed`, each once."""
+
     def __init__(self, report_interval_s: float) -> None:
         self._patience_s = PATIENCE_INTERVALS * report_interval_s
         self._open: dict[str, Open] = {}
@@ -161,7 +163,7 @@ class Ledger:
             return None
         if not log.exchange:
             # Envoy refused it before the sidecar heard of it: nothing is held, but it is counted.
-            return closed(None, None, "", log) if log.is_end else None
+            return _closed(None, None, "", log) if log.is_end else None
         if log.is_end:
             return self._end(log, now)
         entry = self._open.get(log.exchange)
@@ -207,13 +209,13 @@ class Ledger:
             self._release(entry)
             # The worker may have died between its answer and the record of it.
             reason = entry.reason or _reason(log.reply)
-            ended = closed(entry.placed, reason, entry.client_phase, log)
+            ended = _closed(entry.placed, reason, entry.client_phase, log)
             return msgspec.structs.replace(
                 ended, prefill_s=entry.prefill_s, orphaned_at=_orphaned(entry, log)
             )
         if refused is not None:
             return _refused(refused[0], log)
-        return closed(None, _reason(log.reply), "", log)
+        return _closed(None, _reason(log.reply), "", log)
 
     # --- time -----------------------------------------------------------------------------------
 
@@ -302,7 +304,7 @@ def _refused(record: Refused, log: Entry | None) -> Closed:
     )
 
 
-def closed(placed: Placed | None, reason: Reason | None, phase: str, log: Entry) -> Closed:
+def _closed(placed: Placed | None, reason: Reason | None, phase: str, log: Entry) -> Closed:
     trail = log.trail
     return Closed(
         placed=placed,

@@ -4,8 +4,6 @@ request.
 Pure building; `machine` decides when each is sent.
 """
 
-import re
-
 from sidecar.exchange.effects import StartPrefill
 from sidecar.exchange.intake import Request
 from sidecar.exchange.situation import Limits
@@ -16,12 +14,12 @@ from sidecar.wire.ext_proc import DESTINATION, STRIPPED, BodyReply, HeadersReply
 from sidecar.wire.openai import SUFFIX, Api, Fields, join
 
 _NOT_FORWARDED = frozenset(
-    re.split(
-        r"\s+",
-        "host content-length content-type transfer-encoding connection keep-alive te upgrade "
-        "expect accept-encoding x-request-id proxy-connection proxy-authorization trailer",
+    (
+        "host", "content-length", "content-type", "transfer-encoding", "connection", "keep-alive",
+        "te", "upgrade", "expect", "accept-encoding", "x-request-id", "proxy-connection",
+        "proxy-authorization", "trailer", *STRIPPED,
     )
-) | frozenset(STRIPPED)
+)  # fmt: skip
 """Hop-by-hop, set anew for the prefill leg, or not the client's to set."""
 
 _PREFIXES_NOT_FORWARDED = (":", "x-envoy-", "x-pd-")
@@ -88,14 +86,10 @@ def aggregated_leg(
 
 
 def single_leg(
-    exchange: str,
-    headers: dict[str, str],
-    target: Target,
-    limits: Limits,
-    metadata: dict[str, str],
+    exchange: str, path: str, target: Target, limits: Limits, metadata: dict[str, str]
 ) -> HeadersReply:
     """A single-instance path to one instance, which spreads it over its ranks itself."""
-    headers = destination(target, headers.get(":path", "/"))
+    headers = _destination(target, path)
     headers["x-request-id"] = exchange
     headers |= _authorization(limits)
     return HeadersReply(set_headers=headers, metadata=metadata)
@@ -109,7 +103,7 @@ def _to_instance(
     metadata: dict[str, str],
     request_id: str,
 ) -> BodyReply:
-    headers = destination(target, "/v1" + SUFFIX[request.api])
+    headers = _destination(target, "/v1" + SUFFIX[request.api])
     headers["x-request-id"] = request_id
     headers |= _rank(target) | _authorization(limits)
     if request.is_streaming:
@@ -119,7 +113,7 @@ def _to_instance(
     )
 
 
-def destination(target: Target, path: str) -> dict[str, str]:
+def _destination(target: Target, path: str) -> dict[str, str]:
     """The headers that make Envoy send a request to this instance, at this path."""
     return {
         DESTINATION: target.member.endpoint,

@@ -29,7 +29,7 @@ import msgspec
 
 from sidecar.exchange import legs
 from sidecar.exchange.answers import Answers
-from sidecar.exchange.effects import ClosePrefill, Confirm, Effect, End, Note, Place, Send
+from sidecar.exchange.effects import ClosePrefill, Confirm, Effect, Note, Place, Send
 from sidecar.exchange.events import Broke, ClientLeft, Event, PrefillAnswered, PrefillFailed
 from sidecar.exchange.intake import Refusal, Request, read_request, refuse_headers
 from sidecar.exchange.own_paths import own_answer
@@ -198,7 +198,11 @@ class Exchange:
         """A single-instance path, placed at the headers step; the body passes by."""
         taken = Note(self._take_one(target))
         reply = legs.single_leg(
-            self.exchange_id, self._headers, target, self._limits, self._placed_metadata()
+            self.exchange_id,
+            self._headers.get(":path", "/"),
+            target,
+            self._limits,
+            self._placed_metadata(),
         )
         return self._finish([taken, Send(reply)], is_handed_over=True)
 
@@ -327,7 +331,7 @@ class Exchange:
         is_handed_over: bool = False,
         client_phase: str = "",
     ) -> list[Effect]:
-        """The one way to DONE: gives back what was taken, then ends the stream."""
+        """The one way to DONE, where the driver ends the stream: gives back what was taken."""
         self.phase = Phase.DONE
         if self._is_prefill_running:
             effects = [*effects, ClosePrefill(), *self._prefill_over(None, None)]
@@ -340,7 +344,7 @@ class Exchange:
                 phase=client_phase,
             )
             effects = [*effects, Note(replied)]
-        return [*effects, End()]
+        return effects
 
     def _placed_metadata(self) -> dict[str, str]:
         assert self._record is not None

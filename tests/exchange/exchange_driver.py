@@ -7,7 +7,6 @@ from sidecar.exchange.effects import (
     ClosePrefill,
     Confirm,
     Effect,
-    End,
     Note,
     Place,
     Send,
@@ -15,6 +14,7 @@ from sidecar.exchange.effects import (
 )
 from sidecar.exchange.events import Event, PrefillAnswered, PrefillFailed
 from sidecar.exchange.machine import Exchange
+from sidecar.exchange.phase import Phase
 from sidecar.exchange.records import Placed, PrefillEnded, Record, Refused, Replied
 from sidecar.exchange.situation import Limits, Situation
 from sidecar.routing.instance import Instance, Role, State, TransferMode, Version
@@ -108,13 +108,14 @@ class Driver:
         self.demands: list[Demand | None] = []
         self.effects: list[Effect] = []
         self.is_prefill_open = False
-        self.has_ended = False
         self._placements = list(placements)
         self._confirms = confirms
 
     def feed(self, *events: Event) -> "Driver":
         for event in events:
+            was_over = self.has_ended
             effects = self.exchange.handle(event, self.now)
+            assert not (was_over and effects), f"{effects} after the end"
             if isinstance(event, PrefillAnswered | PrefillFailed):
                 self.is_prefill_open = False
             self._perform(effects)
@@ -122,7 +123,6 @@ class Driver:
 
     def _perform(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
-            assert not self.has_ended, f"{effect} after the end"
             self.effects.append(effect)
             if isinstance(effect, Send):
                 self.sent.append(effect.reply)
@@ -135,8 +135,6 @@ class Driver:
             elif isinstance(effect, ClosePrefill):
                 assert self.is_prefill_open, "there is no prefill leg to close"
                 self.is_prefill_open = False
-            elif isinstance(effect, End):
-                self.has_ended = True
             elif isinstance(effect, Place):
                 self.demands.append(effect.demand)
                 self._perform(self.exchange.handle(self._placements.pop(0), self.now))
@@ -145,6 +143,10 @@ class Driver:
                 self._perform(self.exchange.handle(answer, self.now))
 
     # --- what a test asks
+
+    @property
+    def has_ended(self) -> bool:
+        return self.exchange.phase is Phase.DONE
 
     @property
     def immediate(self) -> ImmediateReply:

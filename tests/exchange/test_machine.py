@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 from exchange_driver import (
@@ -678,10 +679,8 @@ def test_on_every_way_what_is_taken_is_given_back_once(
     driver = Driver(*picks, confirms=confirms, limits=limits, situation=READY)
     for event in [first, *events]:
         driver.now += 1
-        try:
+        with suppress(IllegalEvent):
             driver.feed(event)
-        except IllegalEvent:
-            assert not driver.has_ended or driver.exchange.phase is Phase.DONE
         kinds = [type(reply) for reply in driver.sent]
         assert kinds.count(HeadersReply) <= 1
         assert kinds.count(BodyReply) <= 1
