@@ -343,6 +343,7 @@ async def test_a_refusal_after_a_failed_attempt_gives_back(here: Here) -> None:
     here.placement = NoPlacement("no_prefill_instance")
     here.answers.put_nowait(PrefillFailed(reason=Reason.PREFILL_RESET))
     assert (await stream.read()).immediate_response.status.code == 502
+    await until(lambda: here.records(Replied))
     assert here.replied.reason is Reason.PREFILL_RESET
 
 
