@@ -1,16 +1,15 @@
 """The access log server: entries in order, and nothing that one of them does ends a stream."""
 
-import asyncio
 import shutil
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
-from time import monotonic
 
 import grpc.aio
 import pytest
 import pytest_asyncio
 from envoy.service.accesslog.v3 import als_pb2
+from polling import until
 
 from sidecar.edge.access_log_server import SERVICE, AccessLogServer
 from sidecar.wire.access_log import Entry
@@ -29,10 +28,7 @@ class Log:
         self.exchanges.append(entry.exchange)
 
     async def until(self, count: int) -> None:
-        deadline = monotonic() + 5
-        while len(self.exchanges) < count:
-            assert monotonic() < deadline, self.exchanges
-            await asyncio.sleep(0.01)
+        await until(lambda: len(self.exchanges) >= count, f"{count} entries")
 
 
 @pytest_asyncio.fixture

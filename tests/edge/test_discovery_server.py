@@ -2,14 +2,14 @@
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import grpc.aio
 import pytest
 import pytest_asyncio
 from envoy.service.discovery.v3 import discovery_pb2
+from polling import until
 
 from sidecar.edge.discovery_server import DiscoveryServer
 from sidecar.xds.snapshot import ENDPOINTS, SEND_ORDER, Resources, Snapshot
@@ -116,13 +116,6 @@ async def bench() -> AsyncIterator[Bench]:
         await server.stop(None)
 
 
-async def eventually(is_true: Callable[[], Any], what: str) -> None:
-    deadline = asyncio.get_running_loop().time() + 5
-    while not is_true():
-        assert asyncio.get_running_loop().time() < deadline, f"not in time: {what}"
-        await asyncio.sleep(0.01)
-
-
 async def test_without_an_envoy_nothing_is_gated(bench: Bench) -> None:
     bench.server.publish(snapshot("a"))
     assert bench.acked() is None
@@ -136,26 +129,26 @@ async def test_endpoints_count_when_they_are_acked(bench: Bench) -> None:
     response = await envoy.read()
     assert bench.acked() == frozenset()
     await envoy.answer(response)
-    await eventually(lambda: bench.acked() == {"a"}, "the ACK")
+    await until(lambda: bench.acked() == {"a"}, "the ACK")
     assert bench.server.connected() == 1
     before = bench.changes
     bench.server.publish(snapshot("a", "b"))
     await envoy.take()
-    await eventually(lambda: bench.acked() == {"a", "b"}, "the second ACK")
+    await until(lambda: bench.acked() == {"a", "b"}, "the second ACK")
     assert bench.changes > before
 
 
 async def test_the_slowest_of_several_envoys_decides(bench: Bench) -> None:
     bench.server.publish(snapshot("a"))
     fast, slow = await bench.connect("fast"), await bench.connect("slow")
-    await eventually(lambda: bench.acked() == {"a"}, "both ACKs")
+    await until(lambda: bench.acked() == {"a"}, "both ACKs")
     bench.server.publish(snapshot("a", "b"))
     await fast.take()
     held = await slow.read()
     await asyncio.sleep(0)
     assert bench.acked() == {"a"}
     await slow.answer(held)
-    await eventually(lambda: bench.acked() == {"a", "b"}, "the slow ACK")
+    await until(lambda: bench.acked() == {"a", "b"}, "the slow ACK")
 
 
 async def test_a_silent_envoy_stops_gating_and_is_reported_once(
@@ -163,24 +156,24 @@ async def test_a_silent_envoy_stops_gating_and_is_reported_once(
 ) -> None:
     bench.server.publish(snapshot("a"))
     envoy = await bench.connect()
-    await eventually(lambda: bench.acked() == {"a"}, "the ACK")
+    await until(lambda: bench.acked() == {"a"}, "the ACK")
     bench.server.publish(snapshot("a", "b"))
     before = bench.changes
-    await eventually(lambda: bench.acked() is None, "not gated any more")
-    await eventually(lambda: bench.changes > before, "the change is told")
+    await until(lambda: bench.acked() is None, "not gated any more")
+    await until(lambda: bench.changes > before, "the change is told")
     await asyncio.sleep(GRACE_S * 2)
     assert [r.message for r in caplog.records if "does not answer" in r.message].__len__() == 1
     await envoy.take()
-    await eventually(lambda: bench.acked() == {"a", "b"}, "it gates again")
+    await until(lambda: bench.acked() == {"a", "b"}, "it gates again")
 
 
 async def test_a_refusal_stops_gating_and_is_counted_and_shown(bench: Bench) -> None:
     bench.server.publish(snapshot("a"))
     envoy = await bench.connect()
-    await eventually(lambda: bench.acked() == {"a"}, "the ACK")
+    await until(lambda: bench.acked() == {"a"}, "the ACK")
     bench.server.publish(snapshot("bad"))
     await envoy.answer(await envoy.read(), error="malformed")
-    await eventually(lambda: bench.acked() is None, "not gated any more")
+    await until(lambda: bench.acked() is None, "not gated any more")
     assert bench.server.nacks_total == {"ClusterLoadAssignment": 1}
     (state,) = bench.server.envoys()
     assert (state.node_id, state.is_gating) == ("n", False)
@@ -188,7 +181,7 @@ async def test_a_refusal_stops_gating_and_is_counted_and_shown(bench: Bench) -> 
     assert state.acked == {ENDPOINTS: snapshot("a").version(ENDPOINTS)}
     bench.server.publish(snapshot("b"))
     await envoy.take()
-    await eventually(lambda: bench.acked() == {"b"}, "it gates again")
+    await until(lambda: bench.acked() == {"b"}, "it gates again")
 
 
 async def test_equal_snapshots_are_one(bench: Bench) -> None:
@@ -202,40 +195,40 @@ async def test_an_envoy_that_comes_back_with_our_version_gates_at_once(bench: Be
     bench.server.publish(snapshot("a"))
     envoy = bench.envoy()
     await envoy.ask(version=snapshot("a").version(ENDPOINTS))
-    await eventually(lambda: bench.server.connected() == 1, "connected")
+    await until(lambda: bench.server.connected() == 1, "connected")
     assert bench.acked() == {"a"}
 
 
 async def test_an_envoy_that_leaves_is_told_of_after_the_grace(bench: Bench) -> None:
     bench.server.publish(snapshot("a"))
     envoy = await bench.connect()
-    await eventually(lambda: bench.acked() == {"a"}, "the ACK")
+    await until(lambda: bench.acked() == {"a"}, "the ACK")
     envoy.leave()
-    await eventually(lambda: bench.server.connected() == 0, "the stream's end")
+    await until(lambda: bench.server.connected() == 0, "the stream's end")
     assert (bench.acked(), bench.gone) == (None, [])
-    await eventually(lambda: bench.gone == ["n"], "the callback")
+    await until(lambda: bench.gone == ["n"], "the callback")
 
 
 async def test_an_envoy_that_comes_back_in_time_is_not_gone(bench: Bench) -> None:
     bench.server.publish(snapshot("a"))
     envoy = await bench.connect()
     envoy.leave()
-    await eventually(lambda: bench.server.connected() == 0, "the stream's end")
+    await until(lambda: bench.server.connected() == 0, "the stream's end")
     again = await bench.connect()
     await asyncio.sleep(GRACE_S * 2)
     assert bench.gone == []
     again.leave()
-    await eventually(lambda: bench.gone == ["n"], "gone at last")
+    await until(lambda: bench.gone == ["n"], "gone at last")
 
 
 async def test_of_two_streams_of_one_node_the_newer_counts(bench: Bench) -> None:
     bench.server.publish(snapshot("a"))
     stale = await bench.connect()
     fresh = await bench.connect()
-    await eventually(lambda: bench.acked() == {"a"}, "the ACK")
+    await until(lambda: bench.acked() == {"a"}, "the ACK")
     bench.server.publish(snapshot("b"))
     await fresh.take()
-    await eventually(lambda: bench.acked() == {"b"}, "the newer's ACK is enough")
+    await until(lambda: bench.acked() == {"b"}, "the newer's ACK is enough")
     assert bench.server.connected() == 1
     stale.leave()
     await asyncio.sleep(GRACE_S * 2)
@@ -245,7 +238,7 @@ async def test_of_two_streams_of_one_node_the_newer_counts(bench: Bench) -> None
 async def test_nothing_is_called_after_close(bench: Bench) -> None:
     bench.server.publish(snapshot("a"))
     envoy = await bench.connect()
-    await eventually(lambda: bench.acked() == {"a"}, "the ACK")
+    await until(lambda: bench.acked() == {"a"}, "the ACK")
     bench.server.close()
     changes = bench.changes
     envoy.leave()

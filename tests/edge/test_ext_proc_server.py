@@ -6,7 +6,6 @@ import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from time import monotonic
 
 import grpc
 import grpc.aio
@@ -14,11 +13,13 @@ import pytest
 import pytest_asyncio
 from envoy.config.core.v3 import base_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
+from polling import until
 
 from sidecar.edge.ext_proc_server import SERVICE, ExtProcServer
 from sidecar.exchange.effects import StartPrefill
 from sidecar.exchange.events import PrefillAnswered, PrefillFailed
 from sidecar.exchange.machine import Exchange
+from sidecar.exchange.phase import Phase
 from sidecar.exchange.reasons import Reason
 from sidecar.exchange.records import Placed, PrefillEnded, Record, Refused, Replied
 from sidecar.exchange.situation import Limits, Situation
@@ -141,13 +142,6 @@ class Stream:
         """It ends cleanly, without another reply."""
         data = await asyncio.wait_for(self.call.read(), 5)
         return data is grpc.aio.EOF and await self.call.code() is grpc.StatusCode.OK  # type: ignore[attr-defined]
-
-
-async def until(condition: Callable[[], object]) -> None:
-    deadline = monotonic() + 5
-    while not condition():
-        assert monotonic() < deadline, "waited in vain"
-        await asyncio.sleep(0.005)
 
 
 @pytest_asyncio.fixture
@@ -289,7 +283,7 @@ async def test_a_client_that_leaves_while_decode_is_held_gives_back(here: Here) 
     """Decode has answered, prefill has not."""
     stream = await writing(here)
     await stream.send_status(200)
-    await asyncio.sleep(0.05)
+    await until(lambda: [s.exchange.phase for s in here.server._streams] == [Phase.HELD])
     stream.call.cancel()
     await until(lambda: here.records(Replied))
     await until(lambda: here.cancelled == 1)

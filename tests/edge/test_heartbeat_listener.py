@@ -8,6 +8,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 import zmq
+from polling import until
 
 from sidecar.edge.heartbeat_listener import MAX_FRAME_BYTES, MESSAGES_A_TURN, HeartbeatListener
 from sidecar.errors import HeartbeatError, StartError
@@ -27,12 +28,6 @@ def beat(port: int = 8000, host: str = "127.0.0.1") -> bytes:
             "transfer_mode": "WRITE",
         }
     )
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():  # noqa: ASYNC110 - what is waited for has no event of its own
-            await asyncio.sleep(0.005)
 
 
 class Door:

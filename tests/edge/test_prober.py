@@ -12,13 +12,13 @@ import aiohttp
 import pytest
 import pytest_asyncio
 from aiohttp import web
+from polling import until
 
 from sidecar.edge import prober as prober_module
 from sidecar.edge.prober import Prober
 from sidecar.routing.instance import Version
 from sidecar.routing.probe import ProbeOutcome, ProbeTarget
 
-DEADLINE_S = 10.0
 INTERVAL_S = 0.03
 TIMEOUT_S = 0.3
 
@@ -110,12 +110,6 @@ async def engine() -> AsyncIterator[Engine]:
 
 def target(address: str, generation: int = 1) -> ProbeTarget:
     return ProbeTarget(address, f"http://{address}/v1", generation)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():  # noqa: ASYNC110 - what is waited for has no event of its own
-            await asyncio.sleep(0.005)
 
 
 def free_port() -> int:

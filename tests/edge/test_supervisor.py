@@ -7,11 +7,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 
 import pytest
+from polling import until
 
 from sidecar.edge.supervisor import CANNOT_START, ChildSpec, Supervisor
 
@@ -30,13 +30,6 @@ def spec(script: str, name: str = "child", **what: object) -> ChildSpec:
         return [sys.executable, "-S", "-c", script, str(fd)]
 
     return ChildSpec(name, command, **what)  # type: ignore[arg-type]
-
-
-async def until(condition: Callable[[], object], timeout_s: float = 10) -> None:
-    deadline = monotonic() + timeout_s
-    while not condition():
-        assert monotonic() < deadline, "waited in vain"
-        await asyncio.sleep(0.01)
 
 
 def pid_of(supervisor: Supervisor, name: str = "child") -> int:

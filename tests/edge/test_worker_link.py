@@ -3,11 +3,12 @@
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
 
 import pytest
+from polling import until
 
 from sidecar.edge import worker_link
 from sidecar.edge.worker_link import LinkClient, LinkServer
@@ -21,13 +22,6 @@ def path() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(dir="/tmp"))
     yield folder / "link.sock"
     shutil.rmtree(folder)
-
-
-async def until(condition: Callable[[], object], timeout_s: float = 5) -> None:
-    deadline = monotonic() + timeout_s
-    while not condition():
-        assert monotonic() < deadline, "waited in vain"
-        await asyncio.sleep(0.01)
 
 
 def record(exchange: str) -> Record:
@@ -56,10 +50,12 @@ class Control:
         self.messages: list[tuple[int, FromWorker]] = []
         self.lost: list[int] = []
         self.fails = False
+        self.failures = 0
         self.server = LinkServer(on_message=self._take, on_lost=self.lost.append)
 
     def _take(self, worker: int, message: FromWorker) -> None:
         if self.fails:
+            self.failures += 1
             raise RuntimeError("a bug in what takes the messages")
         self.messages.append((worker, message))
 
@@ -206,8 +202,7 @@ async def test_a_fault_in_control_does_not_cost_the_link(path: Path) -> None:
     await until(lambda: control.hellos)
     control.fails = True
     worker.client.note(record("lost"))
-    await until(lambda: not worker.client._queue)
-    await asyncio.sleep(0.05)
+    await until(lambda: control.failures)
     control.fails = False
     worker.client.note(record("taken"))
     await until(lambda: "taken" in control.exchanges)
