@@ -1,4 +1,8 @@
-"""The command `pd-sidecar`. Reads flags, calls `app`, prints; every fault is one clear line."""
+"""The command `pd-sidecar`. Reads flags, calls `app`, prints; every fault is one clear line.
+
+Each command imports what it needs by itself, so that `--help` and `status` need not wait for what
+only `up` uses.
+"""
 
 import logging
 import os
@@ -59,6 +63,7 @@ RunDirOption = Annotated[
         "--run-dir", metavar="<path>", help="Sockets, lock and state; another for a second sidecar."
     ),
 ]
+ModeOption = Annotated[str, typer.Option("--mode", help="Of the simulated engines: READ, WRITE.")]
 WorkersOption = Annotated[
     int | None, typer.Option("--workers", help="Worker processes, at most 8; 0: one per core.")
 ]
@@ -104,9 +109,7 @@ def up(
             "--sim", help="Also start simulated engines: 2P2D, or 2Px8+3Dx8 with 8 ranks each."
         ),
     ] = None,
-    mode: Annotated[str, typer.Option("--mode", help="Of the simulated engines: READ, WRITE.")] = (
-        "READ"
-    ),
+    mode: ModeOption = "READ",
     listen: ListenOption = None,
     registration: RegistrationOption = None,
     observe: ObserveOption = None,
@@ -130,7 +133,7 @@ def up(
     _log()
     raise typer.Exit(
         run_up(
-            lambda: Up(
+            Up(
                 settings,
                 has_envoy=True,
                 engines=engines,
@@ -143,9 +146,7 @@ def up(
 @app.command()
 def demo(
     config: ConfigOption = None,
-    mode: Annotated[str, typer.Option("--mode", help="Of the simulated engines: READ, WRITE.")] = (
-        "READ"
-    ),
+    mode: ModeOption = "READ",
     listen: ListenOption = None,
     registration: RegistrationOption = None,
     observe: ObserveOption = None,
@@ -188,13 +189,7 @@ def serve(
     )
     _log()
     raise typer.Exit(
-        run_up(
-            lambda: Up(
-                settings,
-                has_envoy=False,
-                on_ready=lambda started: say(serve_banner(started)),
-            )
-        )
+        run_up(Up(settings, has_envoy=False, on_ready=lambda started: say(serve_banner(started))))
     )
 
 
@@ -225,7 +220,7 @@ def bootstrap(
 @app.command()
 def check(config: ConfigOption = None) -> None:
     """Check a configuration and the kernel's limits; says every fault at once."""
-    from sidecar.app.limits import kernel_warnings
+    from sidecar.app.kernel_limits import kernel_warnings
     from sidecar.app.settings import limits, static_instances
     from sidecar.edge.envoy_process import find_envoy
 

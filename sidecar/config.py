@@ -15,6 +15,8 @@ import yaml
 from sidecar.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "PD_SIDECAR__"
+WORKERS_MAX = 8
+"""worker processes"""
 
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,13 +53,16 @@ class Envoy(_Section, frozen=True, kw_only=True):
     path: str | None = None
     """the Envoy binary; null: from PATH, or beside the Python interpreter"""
     admin_listen: str = "127.0.0.1:9901"
+    """`ip:port` of Envoy's admin, which can end it: not off loopback without need"""
     concurrency: int = 0
     """Envoy's worker threads; 0: one per usable core"""
 
 
 class Probe(_Section, frozen=True, kw_only=True):
     interval_s: float = 2.0
+    """from the start of an instance's probe (`GET /health`) to that of the next"""
     timeout_s: float = 1.0
+    """of one probe; three in a row take an instance out"""
 
 
 class Prefill(_Section, frozen=True, kw_only=True):
@@ -125,16 +130,21 @@ class HttpTuning(_Section, frozen=True, kw_only=True):
     idle_timeout_s: float = 3600.0
     """an idle client connection is kept for so long"""
     max_body_bytes: int = 64 << 20
+    """of a request; more is 413"""
 
 
 class UpstreamTuning(_Section, frozen=True, kw_only=True):
     connect_timeout_s: float = 5.0
+    """to an engine, of both legs"""
     max_connections: int = 1_000_000
+    """of Envoy, to engines and to workers; beyond it 503 `overloaded`, as for the next"""
     max_pending: int = 1_000_000
+    """requests that wait for a connection"""
 
 
 class AccessLogTuning(_Section, frozen=True, kw_only=True):
     buffer_interval_ms: int = 200
+    """how late Envoy tells that an exchange has ended; its slots count as taken until then"""
     report_interval_s: float = 10.0
     """how often Envoy reports every open exchange"""
 
@@ -192,6 +202,7 @@ def load(text: str, environment: Mapping[str, str], flags: Mapping[str, object])
     for key, flag in flags.items():
         if flag is not None:
             _put(tree, key.split("."), flag, faults)
+    # Never None: every key of Config has a default.
     config = typing.cast("Config", _build(Config, tree, "", faults))
     faults += range_faults(config)
     if not faults:
@@ -352,7 +363,7 @@ def port_of(listen: str) -> int | None:
 def _ranges(config: Config) -> list[tuple[str, float, float, float]]:
     day = 86400.0
     return [
-        ("workers", 0, config.workers, 8),
+        ("workers", 0, config.workers, WORKERS_MAX),
         ("registration.ttl_s", 0.1, config.registration.ttl_s, day),
         ("probe.interval_s", 0.05, config.probe.interval_s, 3600),
         ("probe.timeout_s", 0.01, config.probe.timeout_s, 3600),

@@ -17,6 +17,7 @@ from typing import Any
 
 import aiohttp
 
+from sidecar.app.standard_streams import say
 from sidecar.app.up import Up, fetch_json, local_url, run_dir_of
 from sidecar.config import Config
 from sidecar.errors import StartError
@@ -165,7 +166,7 @@ async def show_answer(stream: aiohttp.StreamReader, expected: str, started: floa
         word = token.strip()
         begins_line = column + 1 + len(word) > WIDTH
         lead = ("\n" if len(tokens) > 1 else "") + INDENT if begins_line else " "
-        print(lead + word, end="", flush=True)
+        say(lead + word, end="")
         column = len(INDENT) + len(word) if begins_line else column + 1 + len(word)
     say("")
     if first_s is None:
@@ -221,10 +222,6 @@ def stderr_into(path: Path) -> Iterator[None]:
         sys.stderr.flush()
         os.dup2(kept, 2)
         os.close(kept)
-
-
-def say(text: str) -> None:
-    print(text, flush=True)
 
 
 def run_demo(

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from sidecar.config import Config, StaticInstance, port_of
+from sidecar.config import WORKERS_MAX, Config, StaticInstance, port_of
 from sidecar.edge.run_dir import RunDir
 from sidecar.errors import ConfigError, HeartbeatError
 from sidecar.exchange.situation import Limits
@@ -11,8 +11,6 @@ from sidecar.routing.instance import Instance, Role, TransferMode
 from sidecar.wire.heartbeat import parse_zmq_address
 from sidecar.wire.names import join_address, split_address
 from sidecar.xds.settings import EdgeSettings
-
-WORKERS_MAX = 8
 
 
 def workers_of(config: Config) -> int:

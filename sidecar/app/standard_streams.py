@@ -12,10 +12,10 @@ def ensure_open() -> None:
     os.close(fd)
 
 
-def say(text: str) -> None:
+def say(text: str, end: str = "\n") -> None:
     """Print for who may be reading; that nobody is must not end a service."""
     try:
-        print(text, flush=True)
+        print(text, end=end, flush=True)
     except OSError:
         # What is still buffered would fail again when the interpreter ends.
         null = os.open(os.devnull, os.O_WRONLY)

@@ -19,7 +19,7 @@ from sidecar.app import settings
 from sidecar.app.envoy_keeper import EnvoyKeeper
 from sidecar.app.files import envoy_yaml
 from sidecar.config import Config
-from sidecar.edge.envoy_process import find_envoy
+from sidecar.edge.envoy_process import find_envoy, living_envoy, stop_envoy
 from sidecar.edge.run_dir import RunDir, check_ports, default_run_dir
 from sidecar.edge.supervisor import ChildSpec, Supervisor
 from sidecar.errors import StartError
@@ -306,35 +306,29 @@ def simulated(spec: str, config: Config, mode: str) -> list[SimOptions]:
     """The engines of `--sim`, registering with this sidecar. Raises OptionError."""
     proxy = local_url(config.registration.listen.removeprefix("tcp://")).removeprefix("http://")
     return [
-        SimOptions(role=role, proxy=proxy, dp_size=dp_size, mode=mode)  # type: ignore[arg-type]
+        SimOptions(role=role, proxy=proxy, dp_size=dp_size, mode=mode)  # type: ignore[arg-type]  # checked there
         for role, dp_size in parse_fleet(spec)
     ]
 
 
-def run_up(up_of: Callable[[], Up]) -> int:
-    """Run one `Up` in a new event loop. `up_of` is called inside it."""
-
-    async def run() -> int:
-        return await up_of().run()
-
-    with contextlib.suppress(KeyboardInterrupt):
-        return asyncio.run(run())
+def run_up(up: Up) -> int:
+    """Run it in a new event loop and return its exit code. Raises StartError."""
+    with contextlib.suppress(KeyboardInterrupt):  # before it took the signals
+        return asyncio.run(up.run())
     return 130
 
 
 def down(config: Config) -> str:
     """End an Envoy that was left behind in the run directory; says what was done."""
-    from sidecar.edge import envoy_process
-
     run_dir = run_dir_of(config)
     if not run_dir.path.is_dir():
         return f"no Envoy was left behind: there is no {run_dir.path}"
     run_dir.hold()
     try:
-        found = envoy_process.living_envoy(run_dir.path)
+        found = living_envoy(run_dir.path)
         if found is None:
             return f"no Envoy was left behind in {run_dir.path}"
-        envoy_process.stop_envoy(found, STOP_SLACK_S)
+        stop_envoy(found, STOP_SLACK_S)
         return f"ended Envoy, pid {found.pid}"
     finally:
         run_dir.release()

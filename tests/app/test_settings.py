@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.app import settings
-from sidecar.config import Config, Engine, StaticInstance, Telemetry, load
+from sidecar.config import WORKERS_MAX, Config, Engine, StaticInstance, Telemetry, load
 from sidecar.edge.run_dir import RunDir
 from sidecar.errors import ConfigError
 from sidecar.routing.instance import Instance, Role, TransferMode
@@ -27,7 +27,7 @@ def test_host_port(listen: str, expected: tuple[str, int]) -> None:
 def test_workers_are_one_a_core_unless_said() -> None:
     """At least one, at most eight."""
     assert settings.workers_of(Config(workers=3)) == 3
-    assert 1 <= settings.workers_of(Config()) <= settings.WORKERS_MAX
+    assert 1 <= settings.workers_of(Config()) <= WORKERS_MAX
 
 
 def test_edge_settings_take_every_tuned_value() -> None:
