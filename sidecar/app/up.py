@@ -225,7 +225,8 @@ class Up:
         for envoy in status.get("envoys", []):
             for kind, reason in envoy["rejections"].items():
                 raise StartError(f"Envoy refuses its configuration ({kind}): {reason}")
-        return bool(status.get("envoys"))
+        # An adopted one serves at once, but perhaps not yet as it is configured now.
+        return any(envoy["is_current"] for envoy in status.get("envoys", []))
 
     def _is_worker_seen(self) -> bool:
         """Envoy's health check finds a worker a moment after that worker began to serve."""

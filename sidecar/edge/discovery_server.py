@@ -26,6 +26,8 @@ class EnvoyState(msgspec.Struct, frozen=True):
     """One connected Envoy, for status."""
 
     node_id: str
+    is_current: bool
+    """it serves what was published last, all of it"""
     is_gating: bool
     """only endpoints that it has ACKed are placeable"""
     acked: dict[str, str]
@@ -132,7 +134,9 @@ class DiscoveryServer:
         self._timers.clear()
 
     async def _serve(
-        self, requests: AsyncIterator[discovery_pb2.DiscoveryRequest], context: Any
+        self,
+        requests: AsyncIterator[discovery_pb2.DiscoveryRequest],
+        context: "grpc.aio.ServicerContext[Any, Any]",
     ) -> None:
         stream = _Stream(self._snapshot, self._clock())
         reader = asyncio.create_task(self._read(stream, requests))
@@ -216,8 +220,10 @@ class DiscoveryServer:
     def _state(self, stream: _Stream, now: float) -> EnvoyState:
         acked = {t: stream.subscription.acked_version(t) for t in SEND_ORDER}
         rejections = {t: stream.subscription.rejection(t) for t in SEND_ORDER}
+        snapshot = self._snapshot
         return EnvoyState(
             stream.node_id,
+            snapshot is not None and all(acked[t] == snapshot.version(t) for t in SEND_ORDER),
             stream.is_gating(now, self._grace_s),
             {t: version for t, version in acked.items() if version is not None},
             {t: detail for t, detail in rejections.items() if detail is not None},

@@ -172,7 +172,7 @@ def test_removed_run_directory_is_made_again(stack_of: Callable[..., Stack]) -> 
     """Sockets, lock and configuration are gone; seconds later it serves the same pool again, its
     children can start again, and a second sidecar is refused. Streams do not notice."""
     stack = stack_of(CONFIG, workers=2)
-    stack.fleet([1], [1], tokens_per_s=5)
+    stack.fleet([1], [1], tokens_per_s=10)
 
     def remove() -> None:
         shutil.rmtree(stack.folder / "run")
@@ -190,7 +190,7 @@ def test_removed_run_directory_is_made_again(stack_of: Callable[..., Stack]) -> 
         )
         assert b"already running" in done.stderr
 
-    answers = asyncio.run(streams_around(stack, 5, 75, remove))
+    answers = asyncio.run(streams_around(stack, 5, 60, remove))
     assert all(a.is_right for a in answers)
     until(lambda: stack.in_flight() == {"prefill": 0, "decode": 0}, "all released")
 
@@ -210,15 +210,15 @@ def test_standing_still_loses_nothing(stack_of: Callable[..., Stack]) -> None:
         until(lambda: stack.in_flight()["decode"] == 5, "all are counted")
         for pid in everybody:
             os.kill(pid, signal.SIGSTOP)
-        time.sleep(6.5)
+        time.sleep(5.6)
         for pid in everybody:
             os.kill(pid, signal.SIGCONT)
-        deadline = time.monotonic() + 3
+        deadline = time.monotonic() + 2
         while time.monotonic() < deadline:
             assert stack.in_flight()["decode"] == decode[0].state()["running"] == 5
             assert len(stack.placeable()) == 2
         assert [stack.process.pid, *stack.child_pids()] == sidecar
 
-    answers = asyncio.run(streams_around(stack, 5, 60, stand_still))
+    answers = asyncio.run(streams_around(stack, 5, 55, stand_still))
     assert all(a.is_right for a in answers)
     assert stack.metric("pd_sidecar_lost_exchanges_total") == 0

@@ -101,7 +101,7 @@ def left_of(stack: Stack) -> list[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
-@pytest.mark.parametrize("after", ["lock", "config.json", "envoy-bootstrap.json", "control.sock"])
+@pytest.mark.parametrize("after", ["lock", "envoy-bootstrap.json", "control.sock"])
 def test_a_signal_while_it_starts_leaves_nothing(number: signal.Signals, after: str) -> None:
     """Ctrl-C, and a terminal that closes, in every phase before it is ready."""
     stack = Stack()
