@@ -176,7 +176,7 @@ async def test_a_refusal_stops_gating_and_is_counted_and_shown(bench: Bench) -> 
     await until(lambda: bench.acked() is None, "not gated any more")
     assert bench.server.nacks_total == {"ClusterLoadAssignment": 1}
     (state,) = bench.server.envoys()
-    assert (state.node_id, state.is_gating) == ("n", False)
+    assert (state.node_id, state.is_gating, state.is_current) == ("n", False, False)
     assert state.rejections == {ENDPOINTS: "malformed"}
     assert state.acked == {ENDPOINTS: snapshot("a").version(ENDPOINTS)}
     bench.server.publish(snapshot("b"))
