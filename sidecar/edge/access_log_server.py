@@ -41,6 +41,6 @@ class AccessLogServer:
             for entry in entries:
                 try:
                     self._on_entry(entry)
-                except Exception:
+                except Exception:  # one bad entry must not cost the others of its batch
                     log.exception("access log entry of exchange %s", entry.exchange)
         return b""

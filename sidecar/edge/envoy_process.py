@@ -28,6 +28,8 @@ _LOG = "envoy.log"
 _ADMIN_TIMEOUT_S = 2.0
 _POLL_S = 0.02
 _KILL_WAIT_S = 5.0
+_SPAWN_TIMEOUT_S = 30.0
+"""for a small interpreter to start and fork"""
 _NOWHERE = {"address": "127.0.0.1", "port_value": 0}
 
 
@@ -227,13 +229,17 @@ def _record(
 
 def _spawn(log: Path, command: list[str]) -> int:
     script = str(Path(__file__).with_name("detach.py"))
-    middle = subprocess.run(
-        [sys.executable, "-I", "-S", script, str(log), *command],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    try:
+        middle = subprocess.run(
+            [sys.executable, "-I", "-S", script, str(log), *command],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_SPAWN_TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired:
+        raise StartError(f"cannot start Envoy: no process in {_SPAWN_TIMEOUT_S:g} s") from None
     if middle.returncode != 0 or not middle.stdout.strip().isdecimal():
         raise StartError(f"cannot start Envoy: {middle.stderr.strip() or 'no process'}")
     return int(middle.stdout)

@@ -110,7 +110,7 @@ class _Stream:
         try:
             while self.exchange.phase is not Phase.DONE:
                 await self._handle(await self._next_event())
-        except Exception:
+        except Exception:  # a bug, whatever it is, is the client's 500 and costs no other stream
             log.exception("exchange %s failed", self.exchange.exchange_id)
             await self._handle(Broke())
         finally:

@@ -29,7 +29,7 @@ class RunDir:
     @property
     def control_socket(self) -> Path:
         """ADS and ALS"""
-        return self.path / "control.sock"
+        return self.path / LONGEST_SOCKET
 
     @property
     def link_socket(self) -> Path:
