@@ -67,7 +67,7 @@ def prefill_ended(seconds: float | None = 1.0, reason: Reason | None = None) -> 
 
 
 def replied(**what: object) -> Replied:
-    return Replied(exchange="e", **({"is_handed_over": True} | what))  # type: ignore[arg-type]
+    return Replied(exchange="e", **({"is_handed_over": True} | what))
 
 
 def test_a_read_request_feeds_every_family_once() -> None:

@@ -22,7 +22,7 @@ P, D = "10.0.0.1:8000", "10.0.0.2:8000"
 
 
 def instance(address: str, role: Role, **what: object) -> Instance:
-    return Instance(address=address, role=role, transfer_mode=TransferMode.READ, **what)  # type: ignore[arg-type]
+    return Instance(address=address, role=role, transfer_mode=TransferMode.READ, **what)
 
 
 class Kept:

@@ -64,7 +64,7 @@ def round_with(**changes: object) -> Round:
         "in_flight_after": 0,
         "seconds": 3.0,
     }
-    return Round(**{**facts, **changes})  # type: ignore[arg-type]
+    return Round(**{**facts, **changes})
 
 
 def test_a_good_round_has_no_failures() -> None:

@@ -146,7 +146,7 @@ async def test_envoys_metrics_pass_through(
     status, text = await admin.get("/envoy/metrics")
     assert status == 502
     assert admin.envoy in text
-    await envoy_admin(admin.envoy)  # type: ignore[misc]
+    await envoy_admin(admin.envoy)
     assert await admin.get("/envoy/metrics") == (200, "envoy_x 1\n")
 
 
@@ -156,7 +156,7 @@ async def test_drain_envoy_says_whether_it_answered(
 ) -> None:
     """Graceful, and the listeners stay for the requests that come meanwhile."""
     assert not await admin.server.drain_envoy()
-    asked = await envoy_admin(admin.envoy)  # type: ignore[misc]
+    asked = await envoy_admin(admin.envoy)
     assert await admin.server.drain_envoy()
     assert asked == ["POST /drain_listeners?graceful&skip_exit"]
 

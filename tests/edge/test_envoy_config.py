@@ -107,7 +107,7 @@ async def _envoys(edge: Edge) -> tuple[object, ...]:
     return edge.discovery.envoys()
 
 
-def test_validation_of_the_bootstrap_prints_no_warning(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_validation_of_the_bootstrap_prints_no_warning(tmp_path) -> None:
     settings = EdgeSettings(
         node_id="n", control_socket="/tmp/c.sock", worker_sockets=(), admin_port=free_port()
     )

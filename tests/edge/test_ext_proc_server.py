@@ -135,13 +135,13 @@ class Stream:
 
     async def read(self) -> pb.ProcessingResponse:
         data = await asyncio.wait_for(self.call.read(), 5)
-        assert data is not grpc.aio.EOF, "the stream ended without a reply"  # type: ignore[attr-defined]
+        assert data is not grpc.aio.EOF, "the stream ended without a reply"
         return pb.ProcessingResponse.FromString(data)
 
     async def is_over(self) -> bool:
         """It ends cleanly, without another reply."""
         data = await asyncio.wait_for(self.call.read(), 5)
-        return data is grpc.aio.EOF and await self.call.code() is grpc.StatusCode.OK  # type: ignore[attr-defined]
+        return data is grpc.aio.EOF and await self.call.code() is grpc.StatusCode.OK
 
 
 @pytest_asyncio.fixture
@@ -262,7 +262,7 @@ async def test_a_client_that_leaves_closes_prefill_and_gives_back(
 ) -> None:
     """Envoy resets the stream; where it is read, the end of its half is enough. The wait is not
     overhead."""
-    stream = await begin(here)  # type: ignore[misc]
+    stream = await begin(here)
     await asyncio.sleep(0.3)
     if how == "reset":
         stream.call.cancel()

@@ -29,7 +29,7 @@ def spec(script: str, name: str = "child", **what: object) -> ChildSpec:
     def command(fd: int) -> list[str]:
         return [sys.executable, "-S", "-c", script, str(fd)]
 
-    return ChildSpec(name, command, **what)  # type: ignore[arg-type]
+    return ChildSpec(name, command, **what)
 
 
 def pid_of(supervisor: Supervisor, name: str = "child") -> int:

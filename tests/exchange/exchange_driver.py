@@ -68,11 +68,11 @@ def member(
 
 
 def prefill(ordinal: int = 0, rank: int = 1, **what: object) -> Target:
-    return Target(member(Role.PREFILL, ordinal, **what), rank)  # type: ignore[arg-type]
+    return Target(member(Role.PREFILL, ordinal, **what), rank)
 
 
 def decode(ordinal: int = 5, rank: int = 0, **what: object) -> Target:
-    return Target(member(Role.DECODE, ordinal, **what), rank)  # type: ignore[arg-type]
+    return Target(member(Role.DECODE, ordinal, **what), rank)
 
 
 def read_pair(p: int = 0, d: int = 5) -> Placement:

@@ -359,7 +359,7 @@ def test_in_any_order_counts_equal_what_is_open_and_nothing_is_closed_twice(
         elif isinstance(what, str):
             ledger.worker_lost(int(what[7]), now)
         else:
-            ledger.note(what, now)  # type: ignore[arg-type]
+            ledger.note(what, now)
         truth = Counter(
             (role, slot)
             for one in ledger

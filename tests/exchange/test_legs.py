@@ -89,7 +89,7 @@ def test_the_engines_key_takes_the_clients_place_on_both_legs() -> None:
 def test_both_legs_carry_the_same_embedded_id_where_engines_need_it(mode: object) -> None:
     """The connector reads the peer's address out of it."""
     old = Version(0, 25)
-    pair = Placement(prefill(version=old), decode(version=old), mode)  # type: ignore[arg-type]
+    pair = Placement(prefill(version=old), decode(version=old), mode)
     driver = dispatched(pair)
     if mode is READ:
         driver.feed(PREFILL_OK)

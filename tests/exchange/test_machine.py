@@ -54,12 +54,12 @@ REJECTED = PrefillAnswered(
 
 def reading(*more: Event, **what: object) -> Driver:
     """A READ exchange with prefill under way, then `more`."""
-    return Driver(read_pair(), read_pair(1), **what).feed(headers(), BODY, *more)  # type: ignore[arg-type]
+    return Driver(read_pair(), read_pair(1), **what).feed(headers(), BODY, *more)
 
 
 def writing(*more: Event, **what: object) -> Driver:
     """A WRITE exchange with both legs under way, then `more`."""
-    return Driver(write_pair(), **what).feed(headers(), BODY, *more)  # type: ignore[arg-type]
+    return Driver(write_pair(), **what).feed(headers(), BODY, *more)
 
 
 def transfer_ids(driver: Driver) -> list[str]:
@@ -170,13 +170,13 @@ def test_health_says_503_while_the_pool_cannot_serve() -> None:
 def test_a_single_instance_path_is_placed_at_the_headers(target: object) -> None:
     """It goes to the instance picked, whatever its role, with the engines' key; its slot passes to
     the log."""
-    is_prefill = target.member.instance.role is Role.PREFILL  # type: ignore[attr-defined]
-    placement = Placement(target if is_prefill else None, None if is_prefill else target, WRITE)  # type: ignore[arg-type]
+    is_prefill = target.member.instance.role is Role.PREFILL
+    placement = Placement(target if is_prefill else None, None if is_prefill else target, WRITE)
     driver = Driver(placement, limits=Limits(engine_api_key="k")).feed(headers("/tokenize?a=b"))
     assert driver.demands == [None]
     (reply,) = driver.sent
     assert isinstance(reply, HeadersReply)
-    address = target.member.instance.address  # type: ignore[attr-defined]
+    address = target.member.instance.address
     assert reply.set_headers == {
         "x-gateway-destination-endpoint": address,
         ":path": "/tokenize?a=b",
@@ -185,7 +185,7 @@ def test_a_single_instance_path_is_placed_at_the_headers(target: object) -> None
         "authorization": "Bearer k",
     }
     held = driver.placed.prefill if is_prefill else driver.placed.decode
-    assert held == target.slot  # type: ignore[attr-defined]
+    assert held == target.slot
     assert driver.placed.mode is None
     assert driver.replied.is_handed_over
 
@@ -219,7 +219,7 @@ def test_a_body_over_the_limit_is_refused_with_both_sizes() -> None:
 @pytest.mark.parametrize("reason", ["no_prefill_instance", "no_decode_instance"])
 def test_nothing_placeable_is_refused(reason: Reason) -> None:
     """503 with the reason of the pick; the record names the model."""
-    driver = Driver(NoPlacement(reason)).feed(headers(), BODY)  # type: ignore[arg-type]
+    driver = Driver(NoPlacement(reason)).feed(headers(), BODY)
     assert (driver.immediate.status, driver.reason) == (503, reason)
     assert (driver.refused.model, driver.refused.is_streaming) == ("m", True)
 

@@ -57,7 +57,7 @@ def test_models_are_the_sorted_union_of_placeable_instances() -> None:
 
 def situation(**what: object) -> Situation:
     known = {"is_draining": False, "has_prefill": True, "has_decode": True, "models": ()}
-    return Situation(**(known | what))  # type: ignore[arg-type]
+    return Situation(**(known | what))
 
 
 @pytest.mark.parametrize("path", ["/health", "/ping", "/health?x=1"])

@@ -35,11 +35,11 @@ def member(
 
 
 def prefill(ordinal: int, **what: object) -> Member:
-    return member(Role.PREFILL, ordinal, **what)  # type: ignore[arg-type]
+    return member(Role.PREFILL, ordinal, **what)
 
 
 def decode(ordinal: int, **what: object) -> Member:
-    return member(Role.DECODE, ordinal, **what)  # type: ignore[arg-type]
+    return member(Role.DECODE, ordinal, **what)
 
 
 def pool(*members: Member, number: int = 1) -> Pool:

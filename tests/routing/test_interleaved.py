@@ -205,8 +205,8 @@ def test_an_excluded_slot_is_never_handed_out(
             missing = "prefill" if not open_prefill else "decode"
             assert getattr(result, "reason", None) == f"no_{missing}_instance"
             return
-        assert result.prefill.slot in open_prefill  # type: ignore[union-attr]
-        assert result.decode.slot in open_decode  # type: ignore[union-attr]
+        assert result.prefill.slot in open_prefill
+        assert result.decode.slot in open_decode
 
 
 def test_every_slot_names_all_ranks_of_an_instance() -> None:

@@ -32,7 +32,7 @@ WRITE = TransferMode.WRITE
 def test_the_reason_names_the_role_that_lacks(members: list, reason: str) -> None:
     candidates = pool(*members)
     assert candidates.lack(None) == reason
-    assert pick(candidates, Demand(), MemoryCursors()) == NoPlacement(reason)  # type: ignore[arg-type]
+    assert pick(candidates, Demand(), MemoryCursors()) == NoPlacement(reason)
 
 
 @pytest.mark.parametrize(

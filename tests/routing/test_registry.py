@@ -256,7 +256,7 @@ def test_ranks_and_tp_together_are_warned_about(registry: Registry) -> None:
     change = registry.hear(instance(dp_size=8, tp_size=2), 0.0)
     assert change is not None
     assert "collide" in change.warning
-    assert not registry.hear(instance("10.0.0.2:8000", dp_size=8), 0.0).warning  # type: ignore[union-attr]
+    assert not registry.hear(instance("10.0.0.2:8000", dp_size=8), 0.0).warning
 
 
 def test_describe_is_seen_by_members_and_said_once(ready: Registry) -> None:

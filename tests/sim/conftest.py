@@ -107,7 +107,7 @@ class Lab:
 
     def spawn(self, role: str, **options: Any) -> Engine:
         """Start a process without waiting for its readiness."""
-        chosen = SimOptions(role=role, **options)  # type: ignore[arg-type]
+        chosen = SimOptions(role=role, **options)
         child_end, our_end = os.pipe()
         stderr = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the engine
         process = subprocess.Popen(

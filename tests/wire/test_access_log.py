@@ -111,7 +111,7 @@ def test_what_is_missing_is_empty() -> None:
 def test_only_the_streams_own_end_is_an_end(kind: int, is_end: bool) -> None:
     """A report of an open stream, or of an upstream attempt, ends nothing."""
     entry = logged(ex="e")
-    entry.common_properties.access_log_type = kind  # type: ignore[assignment]
+    entry.common_properties.access_log_type = kind
     assert read(entry).is_end is is_end
 
 

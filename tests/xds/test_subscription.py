@@ -214,14 +214,14 @@ def test_an_envoy_ends_with_the_newest_version_it_accepts(script: list[tuple[str
         take(stream.on_request(first(type_url)))
     for what, argument in script:
         if what == "publish":
-            newest = snapshot(**dict(zip(KINDS, argument, strict=True)))  # type: ignore[call-overload]
+            newest = snapshot(**dict(zip(KINDS, argument, strict=True)))
             take(stream.on_snapshot(newest))
         elif what == "answer" and queue:
             response = queue.pop(0)
             last[response.type_url] = response
             take(stream.on_request(answer(response, None if argument else "refused")))
         elif what == "ask again" and argument in last:
-            take(stream.on_request(answer(last[argument])))  # type: ignore[index]
+            take(stream.on_request(answer(last[argument])))
     steps = 0
     while queue:
         take(stream.on_request(answer(queue.pop(0))))
