@@ -7,13 +7,13 @@ import logging
 from collections import Counter
 from typing import Any
 
-from sidecar.app.repeated import Repeated
 from sidecar.exchange.ledger import Closed, Ledger
 from sidecar.exchange.reasons import OWN_REPLY, Outcome, Reason
 from sidecar.exchange.records import Batch, Moved, Placed, PrefillEnded, Record, Refused, Replied
 from sidecar.routing.instance import TransferMode
 from sidecar.routing.slots import Slot
 from sidecar.telemetry.metrics import Metrics
+from sidecar.telemetry.repeated import Repeated
 from sidecar.wire.access_log import Entry
 
 log = logging.getLogger(__name__)

@@ -14,6 +14,7 @@ import zmq.asyncio
 
 from sidecar.errors import HeartbeatError, StartError
 from sidecar.routing.instance import Instance
+from sidecar.telemetry.repeated import Repeated
 from sidecar.wire.heartbeat import REASONS, host_differs, parse_heartbeat
 from sidecar.wire.names import as_ip, parse_port
 
@@ -29,8 +30,6 @@ HANDSHAKE_MS = 10_000
 KEEPALIVE_IDLE_S = 30
 MESSAGES_A_TURN = 64
 """read in a row before the event loop gets its turn; 64 take about 1 ms"""
-LOG_EVERY_S = 10.0
-"""one line for each reason in this time, however many messages"""
 MAX_WARNED = 4096
 """addresses remembered as warned about"""
 
@@ -61,7 +60,7 @@ class HeartbeatListener:
         self._task: asyncio.Task[None] | None = None
         self._counts = dict.fromkeys(REASONS, 0)
         self._warned: set[str] = set()
-        self._quiet_until: dict[str, float] = {}
+        self._faults = Repeated()
         self.heard = 0
         """good heartbeats so far"""
 
@@ -170,11 +169,10 @@ class HeartbeatListener:
 
     def _reject(self, fault: HeartbeatError, sender: str) -> None:
         self._counts[fault.reason] = self._counts.get(fault.reason, 0) + 1
-        now = asyncio.get_running_loop().time()
-        if now >= self._quiet_until.get(fault.reason, now):
-            self._quiet_until[fault.reason] = now + LOG_EVERY_S
-            count = self._counts[fault.reason]
-            log.warning("registration from %s dropped: %s (%d so far)", sender, fault, count)
+        unsaid = self._faults.unsaid(fault.reason, asyncio.get_running_loop().time())
+        if unsaid is not None:
+            more = f" ({unsaid} more like it)" if unsaid else ""
+            log.warning("registration from %s dropped: %s%s", sender, fault, more)
         if self._on_rejected is not None:
             self._on_rejected(fault.reason, fault.detail)
 

@@ -1,9 +1,14 @@
-"""A log line that may come thousands of times a second: said once, then summed up."""
+"""A log line that may come thousands of times a second: said once, then summed up.
+
+Knows no log and no clock. Invariant: of one kind at most one line in EVERY_S, and of what was not
+said the next line has the count.
+"""
 
 from dataclasses import dataclass, field
 
 EVERY_S = 5.0
 KEYS_MAX = 1024
+"""kinds remembered; then all of them are forgotten, and each is said once more"""
 
 
 @dataclass
@@ -20,5 +25,6 @@ class Repeated:
             return None
         if len(self._quiet_until) >= KEYS_MAX:
             self._quiet_until.clear()
+            self._unsaid.clear()
         self._quiet_until[key] = now + EVERY_S
         return self._unsaid.pop(key, 0)
