@@ -22,6 +22,7 @@ from sidecar.edge.lifeline import Lifeline
 from sidecar.edge.prober import Prober
 from sidecar.edge.run_dir import RunDir
 from sidecar.edge.worker_link import LinkServer
+from sidecar.errors import StartError
 from sidecar.exchange.ledger import Ledger
 from sidecar.exchange.records import FromWorker, Hello
 from sidecar.routing.registry import Registry
@@ -136,12 +137,15 @@ class Control:
             await asyncio.gather(*tasks, stopped, return_exceptions=True)
 
     async def _serve_envoy(self) -> None:
-        """ADS and ALS on one unix socket."""
+        """ADS and ALS on one unix socket. Raises StartError."""
         path = self._run_dir.control_socket
-        path.unlink(missing_ok=True)
         self.discovery.register(self._grpc)
         AccessLogServer(self._entry).register(self._grpc)
-        self._grpc.add_insecure_port(f"unix:{path}")
+        try:
+            path.unlink(missing_ok=True)
+            self._grpc.add_insecure_port(f"unix:{path}")
+        except (OSError, RuntimeError) as error:  # grpc's own is a bare RuntimeError
+            raise StartError(f"cannot listen on {path}: {error}") from None
         await self._grpc.start()
 
     async def _sweep(self) -> None:

@@ -16,6 +16,7 @@ import grpc
 import grpc.aio
 import msgspec
 
+from sidecar.errors import StartError
 from sidecar.exchange.effects import ClosePrefill, Confirm, Effect, Note, Place, Send, StartPrefill
 from sidecar.exchange.events import Broke, ClientLeft, Event, PrefillAnswered, PrefillFailed
 from sidecar.exchange.machine import Exchange
@@ -66,9 +67,15 @@ class ExtProcServer:
         )
 
     async def listen(self, path: Path) -> None:
-        """Serve on a unix socket; whatever lies at `path` is replaced. The umask gives its mode."""
-        path.unlink(missing_ok=True)  # noqa: ASYNC240  a local file, once
-        self._server.add_insecure_port(f"unix:{path}")
+        """Serve on a unix socket; whatever lies at `path` is replaced. The umask gives its mode.
+
+        Raises StartError.
+        """
+        try:
+            path.unlink(missing_ok=True)  # noqa: ASYNC240  a local file, once
+            self._server.add_insecure_port(f"unix:{path}")
+        except (OSError, RuntimeError) as error:  # grpc's own is a bare RuntimeError
+            raise StartError(f"cannot listen on {path}: {error}") from None
         await self._server.start()
 
     async def close(self, grace_s: float) -> None:

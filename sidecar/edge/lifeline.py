@@ -13,6 +13,8 @@ BEAT_S = 1.0
 
 
 class Lifeline:
+    """Start and close, once each. The descriptor stays open: its end is the process's own."""
+
     def __init__(self, fd: int, on_end: Callable[[], None]) -> None:
         self._fd = fd
         self._on_end = on_end

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from sidecar.errors import RemoteError
+from sidecar.errors import RemoteError, StartError
 from sidecar.exchange.records import (
     Batch,
     FromWorker,
@@ -69,9 +69,15 @@ class LinkServer:
         return len(self._writers)
 
     async def listen(self, path: Path) -> None:
-        """Listen on a unix socket; what lies at `path` is replaced. The umask gives its mode."""
-        path.unlink(missing_ok=True)  # noqa: ASYNC240  a local file, once
-        self._server = await asyncio.start_unix_server(self._serve, path=str(path))
+        """Listen on a unix socket; what lies at `path` is replaced. The umask gives its mode.
+
+        Raises StartError.
+        """
+        try:
+            path.unlink(missing_ok=True)  # noqa: ASYNC240  a local file, once
+            self._server = await asyncio.start_unix_server(self._serve, path=str(path))
+        except OSError as error:
+            raise StartError(f"cannot listen on {path}: {error.strerror or error}") from None
 
     def publish(self, view: View) -> None:
         """Send a view to every worker, and to each that connects later."""

@@ -16,6 +16,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from polling import until
 
 from sidecar.edge.ext_proc_server import SERVICE, ExtProcServer
+from sidecar.errors import StartError
 from sidecar.exchange.effects import StartPrefill
 from sidecar.exchange.events import PrefillAnswered, PrefillFailed
 from sidecar.exchange.machine import Exchange
@@ -366,3 +367,12 @@ async def test_close_ends_running_streams_and_gives_back(here: Here) -> None:
     await until(lambda: here.cancelled == 1)
     with pytest.raises(grpc.aio.AioRpcError):
         await stream.call.read()
+
+
+@pytest.mark.asyncio
+async def test_a_socket_that_cannot_be_had_is_one_clear_fault(here: Here, tmp_path: Path) -> None:
+    """What gRPC says of it does not leave this module as gRPC's."""
+    server = ExtProcServer(here)
+    with pytest.raises(StartError, match=r"cannot listen on .*/gone/w0\.sock"):
+        await server.listen(tmp_path / "gone" / "w0.sock")
+    await server.close(0)

@@ -12,6 +12,7 @@ from polling import until
 
 from sidecar.edge import worker_link
 from sidecar.edge.worker_link import LinkClient, LinkServer
+from sidecar.errors import StartError
 from sidecar.exchange.reasons import Reason
 from sidecar.exchange.records import Batch, FromWorker, Hello, Placed, Record, Refused, encode
 from sidecar.routing.view import View
@@ -269,3 +270,10 @@ async def test_a_worker_that_comes_twice_is_told_lost_once(path: Path) -> None:
     await second.close()
     await until(lambda: control.server.workers == 0)
     await control.server.close()
+
+
+@pytest.mark.asyncio
+async def test_a_socket_that_cannot_be_had_is_one_clear_fault(tmp_path: Path) -> None:
+    """The run directory was removed, or is somebody else's."""
+    with pytest.raises(StartError, match=r"cannot listen on .*/gone/link\.sock: No such file"):
+        await Control().server.listen(tmp_path / "gone" / "link.sock")
