@@ -170,22 +170,13 @@ class Ledger:
         if entry is not None:
             entry.named = now
         elif log.trail is not None and log.exchange not in self._ended:
-            self._adopt(log.exchange, log.trail, log.upstream, now)
+            self._adopt(log.exchange, log.trail, now)
         return None
 
-    def _adopt(self, exchange: str, trail: Trail, upstream: str, now: float) -> None:
+    def _adopt(self, exchange: str, trail: Trail, now: float) -> None:
         """Named but unknown: we were restarted. Prefill is over, or we would have been asked."""
         is_whole = trail.decode is None
-        placed = Placed(
-            exchange=exchange,
-            worker=trail.worker,
-            api=trail.api,
-            model=trail.model,
-            is_streaming=trail.is_streaming,
-            mode=trail.mode,
-            prefill=trail.prefill,
-            decode=trail.decode,
-        )
+        placed = Placed(exchange=exchange, **msgspec.structs.asdict(trail))
         entry = Open(
             placed=placed,
             since=now,
@@ -305,12 +296,12 @@ def _refused(record: Refused, log: Entry | None) -> Closed:
 
 
 def _closed(placed: Placed | None, reason: Reason | None, phase: str, log: Entry) -> Closed:
-    trail = log.trail
+    known = placed or log.trail
     return Closed(
         placed=placed,
-        api=placed.api if placed else trail.api if trail else "other",
-        model=placed.model if placed else trail.model if trail else "",
-        is_streaming=placed.is_streaming if placed else bool(trail and trail.is_streaming),
+        api=known.api if known else "other",
+        model=known.model if known else "",
+        is_streaming=known.is_streaming if known else False,
         outcome=outcome_of(reason, log),
         reason=reason,
         client_phase=phase,

@@ -76,14 +76,5 @@ def _model(request: Request | None) -> str:
 
 
 def trail(record: Placed) -> str:
-    return encode_trail(
-        Trail(
-            worker=record.worker,
-            api=record.api,
-            model=record.model,
-            is_streaming=record.is_streaming,
-            mode=record.mode,
-            prefill=record.prefill,
-            decode=record.decode,
-        )
-    )
+    """The `pd.rec` metadata of a placement: of its record what adopting it needs."""
+    return encode_trail(Trail(**{name: getattr(record, name) for name in Trail.__struct_fields__}))

@@ -14,7 +14,10 @@ from sidecar.routing.view import View
 
 
 class Placed(msgspec.Struct, frozen=True, kw_only=True, tag="placed"):
-    """The slots are taken. A second one of the same exchange (a retry) replaces the first."""
+    """The slots are taken. A second one of the same exchange (a retry) replaces the first.
+
+    Has every field of `access_log.Trail`, by which the exchange is adopted after a restart.
+    """
 
     exchange: str
     request_id: str = ""
