@@ -44,7 +44,7 @@ class ControlRoutes:
             web.post("/sim/reset", self.reset),
         ]
 
-    async def state(self, request: web.Request) -> web.Response:
+    async def state(self, _request: web.Request) -> web.Response:
         """GET /sim/state."""
         core = self._core
         options = core.options

@@ -65,7 +65,7 @@ class Decode:
             self._core.counters.errors[error] += 1
         return Reply(message.call, error=error)
 
-    def answer_handshake(self, rank: int, message: AnyMessage) -> Reply:
+    def answer_handshake(self, _rank: int, message: AnyMessage) -> Reply:
         """A decode engine's blocks are never fetched."""
         self._core.counters.errors["wrong_port"] += 1
         return Reply(message.call, error="wrong_port")

@@ -35,7 +35,7 @@ def payload_maker(
                 **sizes,
             }
         )
-        return lambda number: payload
+        return lambda _number: payload
     record = {
         "type": "register",
         "role": role,

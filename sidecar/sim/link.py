@@ -98,7 +98,7 @@ class _Calling(_Frames):
         if isinstance(message, Reply) and future is not None and not future.done():
             future.set_result(message)
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, _exc: Exception | None) -> None:
         self.is_lost = True
         for future in self._calls.values():
             if not future.done():

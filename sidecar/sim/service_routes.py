@@ -40,11 +40,11 @@ class ServiceRoutes:
             request.transport.abort()
         return web.Response(status=503 if self._core.is_dead else health.status)
 
-    async def version(self, request: web.Request) -> web.Response:
+    async def version(self, _request: web.Request) -> web.Response:
         """GET /version."""
         return web.json_response({"version": self._core.options.version})
 
-    async def models(self, request: web.Request) -> web.Response:
+    async def models(self, _request: web.Request) -> web.Response:
         """GET /v1/models, OpenAI's list."""
         model = {
             "id": self._core.options.model,

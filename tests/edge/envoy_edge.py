@@ -272,7 +272,7 @@ class Edge:
         await self.control.stop(None)
         await self.engine.stop()
 
-    async def _collect(self, requests: Any, context: Any) -> Any:
+    async def _collect(self, requests: Any, _context: Any) -> Any:
         async for message in requests:
             self.entries.extend(message.http_logs.log_entry)
         return als_pb2.StreamAccessLogsResponse()

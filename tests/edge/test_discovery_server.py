@@ -79,7 +79,7 @@ class Bench:
         self.gone: list[str] = []
         self.server = DiscoveryServer(
             on_change=self._on_change,
-            on_envoy_gone=lambda node, now: self.gone.append(node),
+            on_envoy_gone=lambda node, _now: self.gone.append(node),
             grace_s=GRACE_S,
         )
 

@@ -103,7 +103,7 @@ def test_listeners_can_be_drained_without_ending_it(envoy: EnvoyRecord) -> None:
     assert is_running(envoy)
 
 
-def test_a_reused_pid_is_neither_alive_nor_signalled(run_dir: Path, envoy: EnvoyRecord) -> None:
+def test_a_reused_pid_is_neither_alive_nor_signalled(envoy: EnvoyRecord) -> None:
     other = msgspec.structs.replace(envoy, start_ticks=envoy.start_ticks + 1)
     assert not is_running(other)
     stop_envoy(other, 5)

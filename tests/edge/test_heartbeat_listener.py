@@ -228,7 +228,7 @@ async def test_a_callback_that_fails_stops_nothing(door: Door, engines: Callable
 
 @pytest.mark.asyncio
 async def test_an_observer_of_rejections_that_fails_stops_nothing(engines: Callable) -> None:
-    def fail(reason: str, detail: str) -> None:
+    def fail(_reason: str, _detail: str) -> None:
         raise RuntimeError("a bug")
 
     heard: list[Instance] = []

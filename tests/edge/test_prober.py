@@ -264,7 +264,7 @@ def names(*answers: list[str] | Exception) -> Callable[[str, int], Awaitable[lis
     """A resolver that gives these answers in turn, the last one for ever."""
     left = list(answers)
 
-    async def resolve(name: str, port: int) -> list[str]:
+    async def resolve(_name: str, _port: int) -> list[str]:
         answer = left.pop(0) if len(left) > 1 else left[0]
         if isinstance(answer, Exception):
             raise answer
@@ -308,7 +308,7 @@ async def test_a_name_that_moved_is_followed_after_a_bad_probe(engine: Engine) -
 
 @pytest.mark.asyncio
 async def test_a_name_server_that_never_answers_delays_no_other(engine: Engine) -> None:
-    async def resolve(name: str, port: int) -> list[str]:
+    async def resolve(_name: str, _port: int) -> list[str]:
         await asyncio.sleep(3600)
         return []
 
@@ -391,7 +391,7 @@ async def test_a_callback_that_fails_leaves_the_instance_watched(
 ) -> None:
     calls = []
 
-    def on_probe(address: str, generation: int, outcome: ProbeOutcome) -> None:
+    def on_probe(_address: str, _generation: int, outcome: ProbeOutcome) -> None:
         calls.append(outcome)
         raise RuntimeError("a bug")
 
