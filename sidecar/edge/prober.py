@@ -5,16 +5,20 @@ was asked for. Invariants: one instance has at most one probe under way; a slow 
 what an instance is (`on_described`) is reported before its first good probe, so that nothing is
 placed on it as an engine of unknown model while the answer is on its way.
 
+Those that answered well keep their pace whatever else is watched; the others share a budget, so
+that a flood of registrations that lead nowhere costs no ready instance its probe in time.
+
 Every probe connects anew: an old connection would go on working where the listener is gone or its
 backlog is full, which is what new requests meet. Names are resolved here, and the probe goes to the
 endpoint that Envoy will be given.
 """
 
 import asyncio
+import contextlib
 import errno
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from typing import Any
@@ -33,6 +37,11 @@ AGENT = "pd-sidecar-probe"
 """User-Agent, by which an edge of ours knows that it is taken for an engine (envoy/routes.yaml)"""
 MAX_IN_FLIGHT = 256
 """probes at the same moment; each holds one descriptor"""
+DOUBTFUL_IN_FLIGHT = 32
+"""of these: probes of instances whose last one was not good"""
+DOUBTFUL_A_SECOND = 200
+"""and so many a second. One costs about 0.5 ms: 1,350 that refuse, every 0.3 s each, kept the loop
+so busy that the probes of ready engines timed out."""
 MAX_BODY_BYTES = 1024 * 1024
 """read of `/version` and `/v1/models`"""
 DESCRIBE_EVERY = 5
@@ -77,7 +86,9 @@ class Prober:
         self.on_probe = on_probe
         self.on_described = on_described
         self.on_resolved = on_resolved
-        self.in_flight = asyncio.Semaphore(max_in_flight)
+        self._in_flight = asyncio.Semaphore(max_in_flight)
+        self._doubtful_in_flight = asyncio.Semaphore(DOUBTFUL_IN_FLIGHT)
+        self._doubtful = 0
         self._executor = ThreadPoolExecutor(RESOLVER_THREADS, "resolver")
         self.resolve: Resolve = resolve or self._getaddrinfo
         self._lookups: dict[str, asyncio.Future[list[Any]]] = {}
@@ -111,6 +122,24 @@ class Prober:
                 old.cancel()
             task = asyncio.create_task(_Watch(self, target).run(old), name=f"probe {address}")
             self._watched[address] = (target.generation, task)
+
+    @contextlib.asynccontextmanager
+    async def turn(self, is_good: bool) -> AsyncIterator[None]:
+        """What a probe holds while it runs."""
+        async with contextlib.AsyncExitStack() as held:
+            if not is_good:
+                await held.enter_async_context(self._doubtful_in_flight)
+            await held.enter_async_context(self._in_flight)
+            yield
+
+    def pace_s(self, is_good: bool) -> float:
+        """From the start of a probe to the start of the next."""
+        if is_good:
+            return self.interval_s
+        return max(self.interval_s, self._doubtful / DOUBTFUL_A_SECOND)
+
+    def count_doubtful(self, change: int) -> None:
+        self._doubtful += change
 
     async def close(self) -> None:
         """End all probes. Idempotent."""
@@ -173,20 +202,28 @@ class _Watch:
         self._known: tuple[Version | None, tuple[str, ...]] = (None, ())
         self._good = 0
         self._was_ok = True
+        self._is_good = False
+        """whether the last probe that said something was good"""
 
     async def run(self, before: asyncio.Task[None] | None) -> None:
         """Probe until cancelled. `before`: the watch of an earlier life, to be over first."""
         if before is not None:
             await asyncio.wait([before])
         loop = asyncio.get_running_loop()
-        while True:
-            started = loop.time()
-            try:
-                async with self._prober.in_flight:
-                    await self._round(loop)
-            except Exception:  # a callback's bug must not leave an instance unprobed
-                log.exception("probing %s went wrong", self._address)
-            await asyncio.sleep(max(0.0, started + self._prober.interval_s - loop.time()))
+        self._prober.count_doubtful(1)
+        try:
+            while True:
+                started = loop.time()
+                try:
+                    async with self._prober.turn(self._is_good):
+                        await self._round(loop)
+                except Exception:  # a callback's bug must not leave an instance unprobed
+                    log.exception("probing %s went wrong", self._address)
+                pace_s = self._prober.pace_s(self._is_good)
+                await asyncio.sleep(max(0.0, started + pace_s - loop.time()))
+        finally:
+            if not self._is_good:
+                self._prober.count_doubtful(-1)
 
     async def _round(self, loop: asyncio.AbstractEventLoop) -> None:
         await self._find(loop.time())
@@ -196,6 +233,9 @@ class _Watch:
         if outcome is None:
             return
         self._was_ok = outcome is ProbeOutcome.OK
+        if self._was_ok is not self._is_good:
+            self._is_good = self._was_ok
+            self._prober.count_doubtful(-1 if self._is_good else 1)
         if self._was_ok:
             if self._good % DESCRIBE_EVERY == 0:
                 await self._describe()

@@ -15,7 +15,7 @@ from aiohttp import web
 from polling import until
 
 from sidecar.edge import prober as prober_module
-from sidecar.edge.prober import Prober
+from sidecar.edge.prober import DOUBTFUL_A_SECOND, Prober
 from sidecar.routing.instance import Version
 from sidecar.routing.probe import ProbeOutcome, ProbeTarget
 
@@ -351,6 +351,26 @@ async def test_the_real_resolver_knows_localhost() -> None:
         await until(lambda: bool(seen.of("resolved", name)))
         assert seen.of("resolved", name)[0] in {engine.address, f"[::1]:{engine.port}"}
         await seen.prober.close()
+
+
+@pytest.mark.asyncio
+async def test_many_that_refuse_take_no_probe_from_a_good_one(engine: Engine) -> None:
+    """They share a budget of probes; the good one keeps its pace."""
+    count = 5 * DOUBTFUL_A_SECOND
+    seen = Seen()
+    seen.prober.watch([target(engine.address)])
+    await until(lambda: bool(seen.probes(engine.address)))
+    bad = [target(f"127.9.{i // 250}.{i % 250 + 1}:9") for i in range(count)]
+    seen.prober.watch([target(engine.address), *bad])
+    await until(lambda: len(seen.events) > 2 * count)  # each is resolved, and probed once
+    before = len(seen.probes(engine.address))
+    started = asyncio.get_running_loop().time()
+    await until(lambda: len(seen.probes(engine.address)) >= before + 10)
+    took_s = asyncio.get_running_loop().time() - started
+    assert took_s < 40 * INTERVAL_S
+    assert set(seen.probes(engine.address)) == {ProbeOutcome.OK}
+    assert len(seen.events) < 3 * count
+    await seen.prober.close()
 
 
 @pytest.mark.asyncio
