@@ -15,7 +15,7 @@ import uvloop
 
 from sidecar.config import Config
 from sidecar.edge.run_dir import RunDir
-from sidecar.errors import PdSidecarError
+from sidecar.errors import PdSidecarError, StartError
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -32,8 +32,8 @@ def main() -> int:
     # Sockets and state files get mode 0660: Envoy may run as another user of our group.
     os.umask(0o117)
     run_dir = RunDir(arguments.run_dir)
-    config = msgspec.json.decode(run_dir.config.read_bytes(), type=Config)
     try:
+        config = _config(run_dir)
         if arguments.role == "control":
             from sidecar.app.control import run_control
 
@@ -46,6 +46,14 @@ def main() -> int:
         logging.getLogger("sidecar").error("%s: %s", arguments.role, error)
         return 1
     return 0
+
+
+def _config(run_dir: RunDir) -> Config:
+    """As the supervisor wrote it; raises StartError when it is not there or not whole."""
+    try:
+        return msgspec.json.decode(run_dir.config.read_bytes(), type=Config)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise StartError(f"{run_dir.config}: {error}") from None
 
 
 def raise_file_limit() -> None:

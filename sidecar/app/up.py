@@ -110,6 +110,7 @@ class Up:
             if envoy is not None:
                 keeping.append(asyncio.create_task(envoy.keep()))
             if not self._stop_asked.is_set():
+                log.info("started")  # for a log without the banner
                 self._on_ready(self)
             await self._stop_asked.wait()
             await self._until(self._drained(), self._stop_now)
