@@ -162,3 +162,39 @@ def test_every_source_that_is_named_exists(document: Path) -> None:
         if name.startswith(("/", ".")):
             continue
         assert (ROOT / name).exists() or (ROOT / "sidecar" / name).exists(), name
+
+
+# --- what the code cites
+
+CITING = [
+    path
+    for folder in ("sidecar", "envoy", "tests")
+    for path in sorted((ROOT / folder).rglob("*"))
+    if path.suffix in (".py", ".yaml")
+]
+DESIGN = re.compile(r"\bdesign[\s#]+(§\d+(?:, §\d+)*)")
+PROTOCOL = re.compile(
+    r"""\bprotocol(?:\.md)?[\s#]+\(?
+    ([a-h](?:(?:,|\sand)\s[a-h]\b)*)\s?(\d*)\b   # f14: a row of its table
+    (?:,\s"([^"]+)")?                           # c, "Who notifies": a heading in it""",
+    re.VERBOSE,
+)
+
+
+def sections_of(name: str) -> dict[str, str]:
+    """The number or letter of each section -> its text."""
+    parts = re.split(r"^## (\w+)\. ", text_of(name), flags=re.M)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def test_what_the_code_cites_is_there() -> None:
+    """The sections of design.md by number, those of protocol.md by letter."""
+    design, protocol = sections_of("docs/design.md"), sections_of("docs/protocol.md")
+    for path in CITING:
+        for numbers in DESIGN.findall(path.read_text()):
+            assert set(re.findall(r"\d+", numbers)) <= design.keys(), path
+        for letters, row, heading in PROTOCOL.findall(path.read_text()):
+            cited = re.findall(r"\b[a-h]\b", letters)
+            assert set(cited) <= protocol.keys(), path
+            assert not row or f"| {cited[-1]}{row} |" in protocol[cited[-1]], path
+            assert not heading or f"### {heading}\n" in protocol[cited[-1]], path
