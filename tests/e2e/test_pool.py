@@ -2,11 +2,14 @@
 
 import time
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import ClassVar
 
 import pytest
 
 from tests.e2e.load import run_right
-from tests.e2e.stack import Engine, Stack, http, until
+from tests.e2e.stack import Engine, Stack, free_port, http, until
 
 pytestmark = pytest.mark.e2e
 
@@ -72,20 +75,72 @@ def test_unhealthy_engine_leaves_at_the_next_probe(
     stack.wait_placeable(engine, timeout_s=5)
 
 
+class Ill(BaseHTTPRequestHandler):
+    """An engine that listens and is not well: `/health` answers `health`; POSTs are recorded."""
+
+    health = 503
+    posts: ClassVar[list[str]] = []
+    probes = 0
+
+    def do_GET(self) -> None:
+        if self.path == "/health":
+            type(self).probes += 1
+        self.send_response(self.health if self.path == "/health" else 404)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def do_POST(self) -> None:
+        self.posts.append(self.path)
+        self.send_error(500)
+
+    def log_message(self, *_: object) -> None:
+        """Quiet."""
+
+
 def test_never_before_the_first_200(stack_of: Callable[..., Stack]) -> None:
-    """An engine that beats but does not listen yet gets nothing; the others serve meanwhile."""
+    """Known and listening from the start, /health not 200: probed, never placed on; then at once
+    when it is."""
+
+    class Engine503(Ill):
+        posts: ClassVar[list[str]] = []
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Engine503) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        address = f"127.0.0.1:{server.server_port}"
+        static = {"role": "decode", "url": f"http://{address}"}
+        stack = stack_of({**CONFIG, "instances": [static]})
+        stack.fleet([1], [1])
+        until(lambda: Engine503.probes >= 3, "it was probed again and again")
+        run_right(stack.url, 20, 4)
+        assert address not in stack.placeable()
+        assert not Engine503.posts, "a request reached an engine that never answered 200"
+        Engine503.health = 200
+        until(lambda: address in stack.placeable(), "the first 200 lets it in", 3)
+        http("POST", f"{stack.url}/v1/completions", {"prompt": "x", "max_tokens": 1})
+        http("POST", f"{stack.url}/v1/completions", {"prompt": "y", "max_tokens": 1})
+        assert Engine503.posts, "it is in the walk now, so the check above could have failed"
+        server.shutdown()
+
+
+def test_an_engine_that_beats_before_it_listens_costs_nothing(
+    stack_of: Callable[..., Stack],
+) -> None:
+    """As vLLM does: heartbeats first, HTTP seconds later. Nothing is sent there until it serves."""
     stack = stack_of(CONFIG)
     stack.fleet([1], [1])
-    late = stack.engine("decode", ping_interval_s=1, start_delay_s=0)
-    late.ask("health", status=503)
-    stack.wait_placeable()
-    until(lambda: late.address in stack.instances(), "it is known")
-    run_right(stack.url, 10, 2)
-    if legs(late):  # it may have answered its first probe before the health was changed
-        until(lambda: late.address not in stack.placeable(), "it is out")
-    before = legs(late)
+    address = f"127.0.0.1:{free_port()}"
+    options = {"http": address, "start_delay_s": 3, "ping_interval_s": 1}
+    starting = Thread(target=lambda: stack.engine("decode", **options))
+    starting.start()
+    try:
+        until(lambda: address in stack.instances(), "it is known")
+        run_right(stack.url, 20, 4)
+        assert address not in stack.placeable()
+        until(lambda: address in stack.placeable(), "it serves", 10)
+    finally:
+        starting.join()
     run_right(stack.url, 20, 4)
-    assert legs(late) == before
+    assert legs(stack.engines[-1]) == 10
 
 
 def test_one_slow_health_check_empties_no_pool(stack_of: Callable[..., Stack]) -> None:
