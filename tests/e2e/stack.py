@@ -5,10 +5,8 @@ Every port is free, every process is ended by `close`. Waits poll a condition wi
 
 import json
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,22 +19,7 @@ from typing import Any
 
 import yaml
 
-LOW, HIGH = 20000, 32000
-"""below the kernel's range for outgoing connections, so that a load cannot take a port while its
-server is away"""
-
-
-def free_port() -> int:
-    """A port nobody listens on now."""
-    for _ in range(200):
-        port = random.randrange(LOW, HIGH)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise RuntimeError("no free port found")
+from tests.ports import free_port
 
 
 def until(condition: Callable[[], Any], what: str, timeout_s: float = 15.0) -> Any:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.stack import free_port, until
+from tests.e2e.stack import until
+from tests.ports import free_port
 
 pytestmark = pytest.mark.e2e
 

@@ -9,7 +9,8 @@ from typing import ClassVar
 import pytest
 
 from tests.e2e.load import run_right
-from tests.e2e.stack import Engine, Stack, free_port, http, until
+from tests.e2e.stack import Engine, Stack, http, until
+from tests.ports import free_port
 
 pytestmark = pytest.mark.e2e
 

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.stack import Stack, free_port, http, until
+from tests.e2e.stack import Stack, http, until
 from tests.e2e.test_crashes import streams_around
+from tests.ports import free_port
 
 pytestmark = pytest.mark.e2e
 

@@ -8,7 +8,6 @@ import asyncio
 import itertools
 import json
 import shutil
-import socket
 import tempfile
 import threading
 import time
@@ -39,6 +38,7 @@ from sidecar.xds.bootstrap import bootstrap_document
 from sidecar.xds.resources import Templates, build_snapshot
 from sidecar.xds.settings import EdgeSettings
 from sidecar.xds.templates import Template
+from tests.ports import free_port
 
 FILES = Path(__file__).parents[2] / "envoy"
 NODE = "pd-test"
@@ -54,12 +54,6 @@ def templates() -> Templates:
         routes=template("routes.yaml"),
         clusters=template("clusters.yaml"),
     )
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 _bound = itertools.count()

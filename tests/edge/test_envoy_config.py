@@ -10,12 +10,13 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from envoy_edge import Edge, Engine, eventually, free_port, template
+from envoy_edge import Edge, Engine, eventually, template
 
 from sidecar.edge.envoy_process import find_envoy
 from sidecar.xds.bootstrap import bootstrap_document
 from sidecar.xds.settings import EdgeSettings
 from sidecar.xds.snapshot import ENDPOINTS, SEND_ORDER
+from tests.ports import free_port
 
 pytestmark = pytest.mark.e2e
 

@@ -27,14 +27,9 @@ from sidecar.edge.envoy_process import (
 )
 from sidecar.errors import StartError
 from sidecar.xds.bootstrap import bootstrap_hash
+from tests.ports import free_port
 
 pytestmark = pytest.mark.e2e
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 def bootstrap(port: int, node_id: str = "pd-process-test") -> dict[str, Any]:

@@ -18,6 +18,7 @@ from sidecar.edge import prober as prober_module
 from sidecar.edge.prober import DOUBTFUL_A_SECOND, Prober
 from sidecar.routing.instance import Version
 from sidecar.routing.probe import ProbeOutcome, ProbeTarget
+from tests.ports import free_port
 
 INTERVAL_S = 0.03
 TIMEOUT_S = 0.3
@@ -110,12 +111,6 @@ async def engine() -> AsyncIterator[Engine]:
 
 def target(address: str, generation: int = 1) -> ProbeTarget:
     return ProbeTarget(address, f"http://{address}/v1", generation)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.mark.asyncio
