@@ -87,6 +87,14 @@ class Request(_Section, frozen=True, kw_only=True):
     """for the client to send its whole request"""
 
 
+class Ejection(_Section, frozen=True, kw_only=True):
+    failures: int = 3
+    """failed requests in a row that take an instance out; a refused connection does at once"""
+    backoff_s: float = 5.0
+    """then out for at least so long; doubled while it serves nothing between two ejections"""
+    backoff_max_s: float = 120.0
+
+
 class Drain(_Section, frozen=True, kw_only=True):
     notice_s: float = 0.0
     """not ready, but still serving, before new requests are refused; 10 in a pod"""
@@ -172,6 +180,7 @@ class Config(_Section, frozen=True, kw_only=True):
     prefill: Prefill = Prefill()
     decode: Decode = Decode()
     request: Request = Request()
+    ejection: Ejection = Ejection()
     drain: Drain = Drain()
     engine: Engine = Engine()
     instances: tuple[StaticInstance, ...] = ()
@@ -191,8 +200,7 @@ def load(text: str, environment: Mapping[str, str], flags: Mapping[str, object])
     except yaml.YAMLError as error:
         where = " ".join(str(error).replace('"<unicode string>", ', "").split())
         raise ConfigError([f"the configuration is not YAML: {where}"]) from None
-    if tree is None:
-        tree = {}  # no file, or one of comments alone
+    tree = {} if tree is None else tree  # no file, or one of comments alone
     if not isinstance(tree, dict):
         raise ConfigError(["the configuration must be a map of sections"])
     for name, value in sorted(environment.items()):
@@ -204,9 +212,7 @@ def load(text: str, environment: Mapping[str, str], flags: Mapping[str, object])
             _put(tree, key.split("."), flag, faults)
     # Never None: every key of Config has a default.
     config = typing.cast("Config", _build(Config, tree, "", faults))
-    faults += range_faults(config)
-    if not faults:
-        faults += cross_faults(config)
+    faults = (faults + range_faults(config)) or cross_faults(config)
     if faults:
         raise ConfigError(faults)
     return config
@@ -263,8 +269,7 @@ def _build(kind: type[_Section], tree: object, at: str, faults: list[str]) -> _S
             except msgspec.ValidationError:
                 faults.append(f"{where}: expected {_words(hints[key])}, got {value!r}")
     required = {f.name for f in msgspec.structs.fields(kind) if f.required}
-    missing = sorted(required - tree.keys())
-    faults += [f"{at}{name}: missing" for name in missing]
+    faults += [f"{at}{name}: missing" for name in sorted(required - tree.keys())]
     return kind(**values) if required <= values.keys() else None
 
 
@@ -324,6 +329,8 @@ def cross_faults(config: Config) -> list[str]:
             "decode.idle_timeout_s: also runs before the response headers, so it must not be below "
             "decode.headers_timeout_s"
         )
+    if config.ejection.backoff_max_s < config.ejection.backoff_s:
+        faults.append("ejection.backoff_max_s: is below ejection.backoff_s")
     log = config.tuning.access_log
     if log.buffer_interval_ms > log.report_interval_s * 1000:
         faults.append(
@@ -362,6 +369,7 @@ def port_of(listen: str) -> int | None:
 
 def _ranges(config: Config) -> list[tuple[str, float, float, float]]:
     day = 86400.0
+    log = config.tuning.access_log
     return [
         ("workers", 0, config.workers, WORKERS_MAX),
         ("registration.ttl_s", 0.1, config.registration.ttl_s, day),
@@ -373,6 +381,9 @@ def _ranges(config: Config) -> list[tuple[str, float, float, float]]:
         ("decode.idle_timeout_s", 0.1, config.decode.idle_timeout_s, day),
         ("decode.whole_timeout_s", 0.1, config.decode.whole_timeout_s, day),
         ("request.upload_timeout_s", 0.1, config.request.upload_timeout_s, day),
+        ("ejection.failures", 1, config.ejection.failures, 1_000_000),
+        ("ejection.backoff_s", 0, config.ejection.backoff_s, 3600),
+        ("ejection.backoff_max_s", 0, config.ejection.backoff_max_s, day),
         ("drain.notice_s", 0, config.drain.notice_s, 3600),
         ("drain.timeout_s", 0, config.drain.timeout_s, day),
         ("envoy.concurrency", 0, config.envoy.concurrency, 1024),
@@ -382,18 +393,8 @@ def _ranges(config: Config) -> list[tuple[str, float, float, float]]:
         ("tuning.upstream.connect_timeout_s", 0.01, config.tuning.upstream.connect_timeout_s, 600),
         ("tuning.upstream.max_connections", 1, config.tuning.upstream.max_connections, 4e9),
         ("tuning.upstream.max_pending", 1, config.tuning.upstream.max_pending, 4e9),
-        (
-            "tuning.access_log.buffer_interval_ms",
-            10,
-            config.tuning.access_log.buffer_interval_ms,
-            60_000,
-        ),
-        (
-            "tuning.access_log.report_interval_s",
-            0.1,
-            config.tuning.access_log.report_interval_s,
-            3600,
-        ),
+        ("tuning.access_log.buffer_interval_ms", 10, log.buffer_interval_ms, 60_000),
+        ("tuning.access_log.report_interval_s", 0.1, log.report_interval_s, 3600),
         *((f"instances[{i}].dp_size", 1, x.dp_size, 4096) for i, x in enumerate(config.instances)),
         *((f"instances[{i}].tp_size", 1, x.tp_size, 4096) for i, x in enumerate(config.instances)),
     ]

@@ -160,6 +160,7 @@ def test_a_key_below_a_value_is_no_section() -> None:
             "tuning: {access_log: {buffer_interval_ms: 1001, report_interval_s: 1}}",
             "tuning.access_log.buffer_interval_ms",
         ),
+        ("ejection: {backoff_s: 10, backoff_max_s: 9}", "ejection.backoff_max_s"),
         ("observe: {listen: '1.1.1.1:5'}\nadmin: {listen: '1.1.1.1:5'}", "admin.listen"),
     ],
 )
@@ -167,6 +168,21 @@ def test_what_two_keys_say_together_is_checked(text: str, key: str) -> None:
     """Each alone is right."""
     (found,) = faults(text)
     assert found.startswith(f"{key}: ")
+
+
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        ("failures: 0", "ejection.failures"),
+        ("backoff_s: -1", "ejection.backoff_s"),
+        ("backoff_s: 0, backoff_max_s: 86401", "ejection.backoff_max_s"),
+    ],
+)
+def test_the_limits_of_ejection(values: str, key: str) -> None:
+    """At least one failure, and times that are times; a back-off of 0 is a choice."""
+    (found,) = faults(f"ejection: {{{values}}}")
+    assert found.startswith(f"{key}: ")
+    assert loaded("ejection: {backoff_s: 0}").ejection.backoff_s == 0
 
 
 def test_the_prefill_limit_stays_below_envoys_own() -> None:

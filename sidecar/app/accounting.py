@@ -5,13 +5,16 @@ The ledger decides what is open; this only counts what it says.
 
 import logging
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
+from sidecar.app import evidence
 from sidecar.exchange.ledger import Closed, Ledger
 from sidecar.exchange.reasons import OWN_REPLY, Outcome, Reason
 from sidecar.exchange.records import Batch, Moved, Placed, PrefillEnded, Record, Refused, Replied
 from sidecar.routing.instance import TransferMode
 from sidecar.routing.slots import Slot
+from sidecar.routing.standing import Evidence
 from sidecar.telemetry.metrics import Metrics
 from sidecar.telemetry.repeated import Repeated
 from sidecar.wire.access_log import Entry
@@ -30,6 +33,8 @@ class Accounting:
         self.placed: Counter[tuple[str, Slot]] = Counter()
         """(role, slot) -> requests placed since start"""
         self.outcomes: Counter[str] = Counter()
+        self.on_evidence: Callable[[Evidence], None] = lambda _: None
+        """called with how each prefill leg went"""
         self._failures = Repeated()
         self._early: dict[str, tuple[Entry, float]] = {}
         """end entries that overtook their worker's records, with the time they came"""
@@ -80,6 +85,9 @@ class Accounting:
         if entry is None or entry.placed.prefill is None or record.seconds is None:
             return
         slot = entry.placed.prefill
+        told = evidence.of_prefill(slot, record.reason, entry.since)
+        if told is not None:
+            self.on_evidence(told)
         if record.reason is None:
             labels = (slot.address, str(slot.dp_rank))
             self._metrics.prefill_duration.labels(*labels).observe(record.seconds)

@@ -53,9 +53,14 @@ class Control:
         ledger = Ledger(config.tuning.access_log.report_interval_s)
         self.accounting = Accounting(ledger, self.metrics)
         static = settings.static_instances(config)
-        registry = Registry(config.registration.ttl_s, linger_s=config.drain.timeout_s)
+        registry = Registry(
+            config.registration.ttl_s,
+            linger_s=config.drain.timeout_s,
+            ejection_rule=settings.ejection_rule(config),
+        )
         models = {i.address: e.models for i, e in zip(static, config.instances, strict=True)}
         self.keeper = PoolKeeper(registry, self.accounting, self.metrics, models)
+        self.accounting.on_evidence = self.keeper.judged
         self._load(registry)
         for instance in static:
             registry.add_static(instance, monotonic())

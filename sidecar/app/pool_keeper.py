@@ -18,6 +18,7 @@ from sidecar.routing.probe import ProbeOutcome, ProbeTarget
 from sidecar.routing.record import Change, ChangeKind
 from sidecar.routing.registry import Registry
 from sidecar.routing.slots import Slot
+from sidecar.routing.standing import Evidence
 from sidecar.routing.view import View
 from sidecar.telemetry.metrics import Metrics
 
@@ -79,7 +80,14 @@ class PoolKeeper:
         self._metrics.heartbeats_rejected.labels(reason).inc()
 
     def probed(self, address: str, generation: int, outcome: ProbeOutcome) -> None:
-        self._apply(self.registry.probe_result(address, generation, outcome))
+        self._apply(self.registry.probe_result(address, generation, outcome, monotonic()))
+
+    def judged(self, evidence: Evidence) -> None:
+        """How one leg of a real request went."""
+        change = self.registry.judge(evidence, monotonic())
+        if change is not None and evidence.failure is not None:
+            self._metrics.ejections.labels(change.instance.address, evidence.failure).inc()
+        self._apply(change)
 
     def described(
         self, address: str, generation: int, version: Version | None, models: tuple[str, ...]

@@ -3,11 +3,14 @@
 import os
 from pathlib import Path
 
+import msgspec
+
 from sidecar.config import WORKERS_MAX, Config, StaticInstance, port_of
 from sidecar.edge.run_dir import RunDir
 from sidecar.errors import ConfigError, HeartbeatError
 from sidecar.exchange.situation import Limits
 from sidecar.routing.instance import Instance, Role, TransferMode
+from sidecar.routing.standing import EjectionRule
 from sidecar.wire.heartbeat import parse_zmq_address
 from sidecar.wire.names import join_address, split_address
 from sidecar.xds.settings import EdgeSettings
@@ -66,6 +69,10 @@ def limits(config: Config) -> Limits:
         shows_addresses=config.telemetry.show_addresses,
         engine_api_key=api_key(config),
     )
+
+
+def ejection_rule(config: Config) -> EjectionRule:
+    return EjectionRule(**msgspec.structs.asdict(config.ejection))
 
 
 def api_key(config: Config) -> str | None:

@@ -27,7 +27,7 @@ class State(StrEnum):
     READY = "ready"
     UNHEALTHY = "unhealthy"
     EJECTED = "ejected"
-    """no rule leads here yet: it is for ejection by the failures of real requests (design §4)"""
+    """its `/health` is good, but real requests failed (design §4)"""
     LEAVING = "leaving"
     EXPIRED = "expired"
 

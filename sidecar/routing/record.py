@@ -3,12 +3,14 @@
 Knows no other record and no rule of placement.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from ipaddress import ip_address
 
 import msgspec
 
 from sidecar.routing.instance import Instance, State, Version
+from sidecar.routing.standing import Standing
 
 
 class ChangeKind(StrEnum):
@@ -18,6 +20,9 @@ class ChangeKind(StrEnum):
     RETURNED = "returned"
     READY = "ready"
     UNHEALTHY = "unhealthy"
+    EJECTED = "ejected"
+    RECOVERED = "recovered"
+    """no longer ejected"""
     DESCRIBED = "described"
     RESOLVED = "resolved"
     UNRESOLVED = "unresolved"
@@ -75,6 +80,8 @@ class Record:
     """UNPROBED, READY or UNHEALTHY: what the probes say"""
     timeouts: int = 0
     """probes in a row that timed out"""
+    standing: Standing = field(default_factory=Standing)
+    """what real requests say"""
     version: Version | None = None
     models: tuple[str, ...] = ()
     is_expired: bool = False
@@ -86,9 +93,14 @@ class Record:
 
     @property
     def state(self) -> State:
+        """The strongest of what keeps it out. One that is ejected and whose probes fail as well is
+        `unhealthy`; so `ejected` always means that `/health` is good and requests fail."""
         if self.is_expired:
             return State.EXPIRED
-        return State.LEAVING if self.is_leaving else self.health
+        if self.is_leaving:
+            return State.LEAVING
+        is_out = self.health is State.READY and self.standing.is_ejected
+        return State.EJECTED if is_out else self.health
 
     def begin_life(self, instance: Instance, generation: int) -> None:
         """A record that is not the one probed before: nothing known of it holds any more but its
@@ -97,6 +109,7 @@ class Record:
         self.generation = generation
         self.health = State.UNPROBED
         self.timeouts = 0
+        self.standing = Standing()
         self.version = None
         self.models = ()
         self.is_expired = False
@@ -110,3 +123,13 @@ def warning_of(instance: Instance) -> str:
         # protocol d: the listeners of (dp 0, tp 1) and (dp 1, tp 0) share a port.
         return "dp_size > 1 with tp_size > 1 does not work in vLLM: its transfer ports collide"
     return ""
+
+
+def literal_endpoint(address: str) -> str | None:
+    """The endpoint of an address whose host is an IP; a name must be resolved first."""
+    host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+    try:
+        ip_address(host)
+    except ValueError:
+        return None
+    return address

@@ -6,14 +6,14 @@ ordinals are unique and never reused by another address; nothing is ready that d
 probe in this life.
 """
 
-from collections import OrderedDict
 from collections.abc import Collection
-from ipaddress import ip_address
 
 import msgspec
 
 from sidecar.errors import HeartbeatError
+from sidecar.routing import ejection
 from sidecar.routing.instance import Instance, State, Version
+from sidecar.routing.ordinals import Ordinals
 from sidecar.routing.probe import ProbeOutcome, ProbeTarget
 from sidecar.routing.record import (
     Change,
@@ -21,16 +21,16 @@ from sidecar.routing.record import (
     Record,
     SavedPool,
     SavedRecord,
+    literal_endpoint,
     warning_of,
 )
+from sidecar.routing.standing import EjectionRule, Evidence
 from sidecar.routing.view import Member
 
 MAX_HEARD = 4096
 """instances known by heartbeat alone; more is an attack or a bug, and each costs probes"""
 MAX_HEARD_RANKS = 65536
 """ranks of all of them together: each is a slot in every worker's walk and a series in metrics"""
-MAX_REMEMBERED = 4096
-"""ordinals kept of instances that are gone"""
 GRACE_S = 2.0
 """An instance that is out stays in the endpoint list at least this long: a worker may have placed
 on it just before, and says so up to 50 ms later."""
@@ -40,19 +40,24 @@ class Registry:
     """All records. See the module for the invariants."""
 
     def __init__(
-        self, ttl_s: float, probe_timeouts_to_fail: int = 3, linger_s: float = 120.0
+        self,
+        ttl_s: float,
+        probe_timeouts_to_fail: int = 3,
+        linger_s: float = 120.0,
+        ejection_rule: EjectionRule | None = None,
     ) -> None:
         """`ttl_s`: silence that expires a heard instance; engines ping every 3 s (protocol a).
         `linger_s`: how long the endpoint of a busy instance outlives it (the drain limit)."""
         self._ttl_s = ttl_s
         self._timeouts_to_fail = probe_timeouts_to_fail
         self._linger_s = linger_s
+        self._ejection_rule = ejection_rule or EjectionRule()
         self._records: dict[str, Record] = {}
         self._static: set[str] = set()
-        self._ordinals: OrderedDict[str, int] = OrderedDict()
-        """of addresses without a record, oldest first"""
-        self._next_ordinal = 0
+        self._ordinals = Ordinals()
         self._generation = 0
+        self._placed_by: tuple[int, dict[str, Record]] = (-1, {})
+        """of that revision: endpoint -> the record that is placed on there"""
         self.revision = 0
         """grows whenever `members`, `endpoints` or `probe_targets` may have changed"""
 
@@ -65,7 +70,7 @@ class Registry:
             label = f"{record.instance.role} {record.state}"
             counts[label] = counts.get(label, 0) + 1
         shown = ", ".join(f"{label}: {count}" for label, count in sorted(counts.items()))
-        return f"Registry({shown or 'empty'}; next ordinal {self._next_ordinal})"
+        return f"Registry({shown or 'empty'}; next ordinal {self._ordinals.next})"
 
     # --- what instances say
 
@@ -128,11 +133,14 @@ class Registry:
 
     # --- what the prober says
 
-    def probe_result(self, address: str, generation: int, outcome: ProbeOutcome) -> Change | None:
+    def probe_result(
+        self, address: str, generation: int, outcome: ProbeOutcome, now: float
+    ) -> Change | None:
         """A finished probe; ignored when it belongs to an earlier life of the record.
 
-        200: ready. Refused, or not 200: out at once. Timed out: out after so many in a row, because
-        one slow answer at peak load must not empty the pool (design §4)."""
+        200: ready, and back if it was ejected and its back-off is over. Refused, or not 200: out at
+        once. Timed out: out after so many in a row, because one slow answer at peak load must not
+        empty the pool (design §4)."""
         record = self._of_life(address, generation)
         if record is None:
             return None
@@ -144,11 +152,16 @@ class Registry:
         else:
             record.timeouts = 0
             health = State.READY if outcome is ProbeOutcome.OK else State.UNHEALTHY
-        if health is record.health:
+        was, record.health = record.health, health
+        if outcome is ProbeOutcome.OK and record.standing.is_backoff_over(now):
+            record.standing.restore(now)
+            return self._changed(ChangeKind.RECOVERED, record, f"probe: {outcome}")
+        if health is was:
             return None
-        record.health = health
         kind = ChangeKind.READY if health is State.READY else ChangeKind.UNHEALTHY
-        return self._changed(kind, record, detail=f"probe: {outcome}")
+        if kind is ChangeKind.READY:
+            record.standing.begin_spell(now)
+        return self._changed(kind, record, f"probe: {outcome}{record.standing.remark(now)}")
 
     def describe(
         self, address: str, generation: int, version: Version | None, models: tuple[str, ...]
@@ -170,10 +183,37 @@ class Registry:
         kind = ChangeKind.RESOLVED if endpoint else ChangeKind.UNRESOLVED
         return self._changed(kind, record, endpoint or "the name is not known")
 
+    # --- what real requests say
+
+    def judge(self, evidence: Evidence, now: float) -> Change | None:
+        """How one leg went. A change is the instance's ejection, for `evidence.failure`."""
+        where = evidence.where
+        record = self._by_endpoint().get(where) or self._records.get(where)
+        if record is None or not ejection.is_due(
+            record, evidence, self._ejection_rule, self._records.values()
+        ):
+            return None
+        assert evidence.failure is not None, "success ejects nobody"
+        record.standing.eject(evidence.failure, now, self._ejection_rule)
+        detail = f"{evidence.failure}, for {record.standing.until - now:g} s"
+        return self._changed(ChangeKind.EJECTED, record, detail)
+
+    def _by_endpoint(self) -> dict[str, Record]:
+        """Of two records with one endpoint the one that `members` calls the first."""
+        revision, found = self._placed_by
+        if revision != self.revision:
+            found = {}
+            for record in self._in_order():
+                if record.endpoint is not None:
+                    found.setdefault(record.endpoint, record)
+            self._placed_by = (self.revision, found)
+        return found
+
     # --- time
 
     def sweep(self, now: float, busy: Collection[str]) -> list[Change]:
-        """Expire the silent, and remove those that are out and no longer needed.
+        """Expire the silent, remove those that are out and no longer needed, and bring back who
+        may no longer be ejected as others went (`ejection.pardoned`).
 
         `busy`: addresses with open exchanges. Their records, and so their endpoints in Envoy, stay
         until the last one ended or `linger_s` passed. To be called about once a second."""
@@ -186,8 +226,11 @@ class Registry:
             if self._is_removable(record, now, address in busy):
                 del self._records[address]
                 self._static.discard(address)
-                self._remember(address, record.ordinal)
+                self._ordinals.remember(address, record.ordinal)
                 changes.append(self._changed(ChangeKind.REMOVED, record))
+        for record in ejection.pardoned(self._records.values()):
+            record.standing.restore(now)
+            changes.append(self._changed(ChangeKind.RECOVERED, record, "too few others are left"))
         return changes
 
     def ages(self, now: float) -> dict[str, float]:
@@ -208,9 +251,7 @@ class Registry:
         alone is placeable: it would serve twice its share."""
         taken: set[str] = set()
         members = []
-        for record in sorted(
-            self._records.values(), key=lambda r: (not r.instance.is_static, r.ordinal)
-        ):
+        for record in self._in_order():
             endpoint = record.endpoint
             is_first = endpoint is not None and endpoint not in taken
             if endpoint is not None:
@@ -256,13 +297,13 @@ class Registry:
             for record in self._records.values()
             if record.heard_at is not None and not record.instance.is_static
         )
-        ordinals = dict(self._ordinals)
+        ordinals = dict(self._ordinals.gone)
         ordinals.update(
             (address, record.ordinal)
             for address, record in self._records.items()
             if record.instance.is_static
         )
-        return SavedPool(self._next_ordinal, records, ordinals)
+        return SavedPool(self._ordinals.next, records, ordinals)
 
     def from_file(self, saved: SavedPool, now: float, wall_now: float) -> list[Change]:
         """Take up what an earlier process kept; to be called first, on an empty registry.
@@ -270,19 +311,15 @@ class Registry:
         Records younger than the TTL come back as heard at that age and must be probed; of older
         ones only the ordinal is kept."""
         assert not self._records, "from_file is called on an empty registry"
-        highest = max(
-            (*saved.ordinals.values(), *(kept.ordinal for kept in saved.records)), default=-1
-        )
-        self._next_ordinal = max(saved.next_ordinal, highest + 1)
-        used: set[int] = set()
-        for address, ordinal in saved.ordinals.items():
-            self._recall(address, ordinal, used)
+        ordinals = dict(saved.ordinals)
+        for kept in saved.records:
+            ordinals.setdefault(kept.instance.address, kept.ordinal)
+        self._ordinals.recall(ordinals, saved.next_ordinal)
         changes = []
         for kept in saved.records:
             # A wall clock that was set back must not make a record younger than just heard.
             age = max(0.0, wall_now - kept.heard_at)
             address = kept.instance.address
-            self._recall(address, kept.ordinal, used)
             if age > self._ttl_s or address in self._records or len(self._records) >= MAX_HEARD:
                 continue
             changes.append(self._add(kept.instance, now - age))
@@ -295,16 +332,15 @@ class Registry:
     # --- inside
 
     def _add(self, instance: Instance, now: float) -> Change:
-        remembered = self._ordinals.pop(instance.address, None)
-        ordinal = self._new_ordinal() if remembered is None else remembered
+        ordinal, is_back = self._ordinals.of(instance.address)
         self._records[instance.address] = Record(
             instance=instance,
             ordinal=ordinal,
             generation=self._new_generation(),
             heard_at=None if instance.is_static else now,
-            endpoint=_literal_endpoint(instance.address),
+            endpoint=literal_endpoint(instance.address),
         )
-        kind = ChangeKind.JOINED if remembered is None else ChangeKind.RETURNED
+        kind = ChangeKind.RETURNED if is_back else ChangeKind.JOINED
         return Change(kind, instance, warning=warning_of(instance))
 
     def _hear_static(self, record: Record, heard: Instance) -> Change | None:
@@ -326,6 +362,10 @@ class Registry:
         if heard - (was.dp_size if was else 0) + instance.dp_size > MAX_HEARD_RANKS:
             detail = f"with dp_size {instance.dp_size} there were over {MAX_HEARD_RANKS} ranks"
             raise HeartbeatError("full", detail)
+
+    def _in_order(self) -> list[Record]:
+        """The static first, then the older ones: of two with one endpoint the first counts."""
+        return sorted(self._records.values(), key=lambda r: (not r.instance.is_static, r.ordinal))
 
     def _of_life(self, address: str, generation: int) -> Record | None:
         record = self._records.get(address)
@@ -352,28 +392,3 @@ class Registry:
         self._generation += 1
         self.revision += 1
         return self._generation
-
-    def _new_ordinal(self) -> int:
-        self._next_ordinal += 1
-        return self._next_ordinal - 1
-
-    def _remember(self, address: str, ordinal: int) -> None:
-        self._ordinals[address] = ordinal
-        if len(self._ordinals) > MAX_REMEMBERED:
-            self._ordinals.popitem(last=False)
-
-    def _recall(self, address: str, ordinal: int, used: set[int]) -> None:
-        """Take an ordinal from a file, unless it contradicts one taken before."""
-        if ordinal >= 0 and ordinal not in used and address not in self._ordinals:
-            used.add(ordinal)
-            self._remember(address, ordinal)
-
-
-def _literal_endpoint(address: str) -> str | None:
-    """The endpoint of an address whose host is an IP; a name must be resolved first."""
-    host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
-    try:
-        ip_address(host)
-    except ValueError:
-        return None
-    return address

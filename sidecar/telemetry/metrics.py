@@ -126,6 +126,9 @@ class Metrics:
 
     def _add_pool(self) -> None:
         """What engines and our own processes say."""
+        self.ejections = self._counter(
+            "instance_ejections", "Instances taken out for failed requests.", "instance", "reason"
+        )
         self.heartbeats = self._counter("heartbeats", "Heartbeats heard.")
         self.heartbeats_rejected = self._counter(
             "heartbeats_rejected", "Registration frames dropped.", "reason"

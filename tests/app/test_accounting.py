@@ -8,6 +8,7 @@ from sidecar.exchange.reasons import Reason
 from sidecar.exchange.records import Batch, Moved, Placed, PrefillEnded, Record, Refused, Replied
 from sidecar.routing.instance import TransferMode
 from sidecar.routing.slots import Slot
+from sidecar.routing.standing import Evidence, Failure
 from sidecar.telemetry.metrics import Metrics
 from sidecar.wire.access_log import Entry
 
@@ -240,3 +241,22 @@ def test_open_exchanges_are_shown_with_what_they_hold() -> None:
     assert (second["mode"], second["decode"]) == ("aggregated", None)
     books.note(prefill_ended(), replied())
     assert books.accounting.exchanges(5.0)[0]["phase"] == "decode"
+
+
+def test_each_prefill_leg_is_evidence_of_the_instance_it_ran_on() -> None:
+    """The first attempt's failure and the second one's success, each with its own instance and
+    the time it was placed; a closed leg is none."""
+    books = Books()
+    told: list[Evidence] = []
+    books.accounting.on_evidence = told.append
+    books.accounting.note(placed(), 1.0)
+    books.accounting.note(prefill_ended(0.5, Reason.PREFILL_REFUSED), 2.0)
+    books.accounting.note(placed(prefill=P2), 3.0)
+    books.accounting.note(prefill_ended(0.5), 4.0)
+    books.accounting.note(placed(name="left"), 5.0)
+    closed = PrefillEnded(exchange="left", seconds=None, reason=None)
+    books.accounting.note(closed, 6.0)
+    assert told == [
+        Evidence(where="p:1", failure=Failure.REFUSED, placed_at=1.0),
+        Evidence(where="p:2", failure=None, placed_at=3.0),
+    ]

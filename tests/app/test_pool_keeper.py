@@ -14,6 +14,7 @@ from sidecar.routing.instance import Instance, Role, State, TransferMode, Versio
 from sidecar.routing.probe import ProbeOutcome, ProbeTarget
 from sidecar.routing.registry import Registry
 from sidecar.routing.slots import Slot
+from sidecar.routing.standing import Evidence, Failure
 from sidecar.routing.view import View
 from sidecar.telemetry.metrics import Metrics
 
@@ -239,3 +240,38 @@ def test_a_flood_of_changes_shares_refreshes() -> None:
     assert 0 < seconds <= REST * 0.1
     act()
     assert len(kept.view.members) == 101
+
+
+def test_an_ejection_is_counted_once_and_handed_out(caplog: pytest.LogCaptureFixture) -> None:
+    """One refused leg: the view goes out without it, one line says why, the counter has its
+    reason; what fails of the same instance afterwards changes none of them."""
+    kept = Kept()
+    kept.make_ready(P, Role.PREFILL)
+    kept.make_ready(D, Role.PREFILL)
+    views = kept.view.number
+    with caplog.at_level("INFO"):
+        for _ in range(3):
+            told = Evidence(where=P, failure=Failure.REFUSED, placed_at=monotonic())
+            kept.keeper.judged(told)
+    kept.keeper.refresh()
+    assert kept.view.number == views + 1
+    assert {m.instance.address: m.state for m in kept.view.members} == {
+        P: State.EJECTED,
+        D: State.READY,
+    }
+    assert caplog.messages == [f"prefill {P} ejected (dp 1 tp 1 READ): refused, for 5 s"]
+    count = kept.registry.get_sample_value
+    labels = {"instance": P, "reason": "refused"}
+    assert count("pd_sidecar_instance_ejections_total", labels) == 1
+    assert kept.keeper.count_states() == [(("prefill", "ejected"), 1), (("prefill", "ready"), 1)]
+    assert [row["state"] for row in kept.keeper.instances()] == ["ejected", "ready"]
+
+
+def test_what_serves_changes_nothing() -> None:
+    """Most evidence is of requests that went well: no view, no line, no series."""
+    kept = Kept()
+    kept.make_ready(P, Role.PREFILL)
+    before = len(kept.out)
+    kept.keeper.judged(Evidence(where=P, failure=None, placed_at=monotonic()))
+    kept.keeper.refresh()
+    assert len(kept.out) == before

@@ -26,7 +26,7 @@ def generation(registry: Registry, address: str) -> int:
 
 def probe(registry: Registry, address: str, *outcomes: ProbeOutcome) -> None:
     for outcome in outcomes:
-        registry.probe_result(address, generation(registry, address), outcome)
+        registry.probe_result(address, generation(registry, address), outcome, 0.0)
 
 
 def state(registry: Registry, address: str = "10.0.0.1:8000") -> State | None:
@@ -88,7 +88,7 @@ def test_a_probe_of_the_record_before_does_not_make_the_new_one_ready(ready: Reg
     change = ready.hear(instance(dp_size=8), 1.0)
     assert change is not None
     assert change.kind is ChangeKind.CHANGED
-    assert ready.probe_result("10.0.0.1:8000", old, OK) is None
+    assert ready.probe_result("10.0.0.1:8000", old, OK, 1.0) is None
     assert ready.describe("10.0.0.1:8000", old, Version(0, 33), ("m",)) is None
     assert state(ready) is State.UNPROBED
     assert ready.endpoints() == ["10.0.0.1:8000"]
@@ -327,7 +327,7 @@ class Lives(RuleBasedStateMachine):
     def probe(self, address: str, back: int, outcome: ProbeOutcome) -> None:
         for target in self.registry.probe_targets():
             if target.address == address:
-                self.registry.probe_result(address, target.generation - back, outcome)
+                self.registry.probe_result(address, target.generation - back, outcome, self.now)
                 if back == 0 and outcome is not TIMEOUT:
                     self.last_ok[address, target.generation] = outcome is OK
 

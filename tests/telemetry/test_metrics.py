@@ -13,6 +13,7 @@ PER_INSTANCE = {
     "pd_sidecar_prefill_retries",
     "pd_sidecar_recomputed_requests",
     "pd_sidecar_orphaned_transfers",
+    "pd_sidecar_instance_ejections",
 }
 
 
@@ -40,6 +41,7 @@ def test_forget_instance_drops_every_series_that_names_it() -> None:
         metrics.prefill_retries.labels(address, "prefill_reset").inc()
         metrics.recomputed.labels(address).inc()
         metrics.orphaned.labels(address).inc()
+        metrics.ejections.labels(address, "refused").inc()
     metrics.forget_instance("a:1")
     named: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(generate_latest(registry).decode()):
