@@ -35,3 +35,12 @@ def _claim(port: int) -> bool:
         return False
     _claims.append(claim)
     return True
+
+
+def free_ports(count: int) -> int:
+    """The first of `count` ports in a row, each as `free_port` gives it."""
+    for _ in range(1000):
+        first = random.randrange(LOW, HIGH - count)
+        if all(_claim(first + i) for i in range(count)):
+            return first
+    raise RuntimeError(f"no {count} free ports in a row found")
