@@ -25,7 +25,10 @@ class PushTarget:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The blocks of one transfer on one rank. `deadline` is on the caller's clock, seconds."""
+    """The blocks of one transfer on one rank. `deadline` is on the caller's clock, seconds.
+
+    No `block_ids`: they are free again, but a WRITE push of the contents is still queued.
+    """
 
     transfer_id: str
     rank: int
@@ -48,7 +51,7 @@ class BlockStore:
     @property
     def transfers(self) -> int:
         """Transfers held now."""
-        return len(self._held)
+        return sum(1 for held in self._held.values() if held.block_ids)
 
     @property
     def blocks(self) -> int:

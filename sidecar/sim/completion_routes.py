@@ -9,10 +9,13 @@ from aiohttp import web
 
 from sidecar.sim.answer import Answer
 from sidecar.sim.api_error import ApiError
+from sidecar.sim.connection import reset
 from sidecar.sim.core import KEPT_BODY_BYTES, Core, Received
 from sidecar.sim.counters import Leg
 from sidecar.sim.decode import Decode
-from sidecar.sim.generation import Generation, drop
+from sidecar.sim.fault_answer import error_answer
+from sidecar.sim.faults import Fault
+from sidecar.sim.generation import Generation
 from sidecar.sim.model import Api
 from sidecar.sim.model_request import read_json_object, read_model_request
 from sidecar.sim.prefill import Prefill
@@ -69,10 +72,11 @@ class CompletionRoutes:
         self._core.counters.ranks[asked.leg][rank] += 1
         request_id = request.headers.get("X-Request-Id") or uuid.uuid4().hex
         fault = self._core.faults.take(asked.leg)
-        if fault is not None and fault.kind == "status":
-            raise ApiError(fault.status, "sim: a fault that was asked for")
-        if fault is not None and fault.kind == "reset":
-            raise drop(request)
+        if fault is not None:
+            early = await _suffer(fault, request)
+            if early is not None:
+                self._core.counters.rejected += 1
+                return early
         answer = Answer(api, request_id, self._core.options.model, int(time.time()))
         sides = (self._core, self._prefill, self._decode)
         run = Generation(*sides, asked, rank, request_id, answer, fault)
@@ -105,6 +109,20 @@ class CompletionRoutes:
                 rank=rank,
             )
         )
+
+
+async def _suffer(fault: Fault, request: web.Request) -> web.Response | None:
+    """What a fault does before the model runs; an answer in place of the model's, if any."""
+    match fault.kind:
+        case "status":
+            return error_answer(fault)
+        case "reset" if fault.when == "before":
+            raise reset(request)
+        case "slow":
+            await asyncio.sleep(fault.delay_s)
+        case "hang":
+            await asyncio.get_running_loop().create_future()  # until the client leaves
+    return None
 
 
 def _leg_of_body(body: dict[str, Any]) -> Leg:

@@ -79,15 +79,19 @@ class HoldGate:
 
 
 class Core:
-    """One engine's shared state. `engine_id` is `host:handshake_port`, as MoRI-IO names it."""
+    """One engine's shared state, of one life.
+
+    `engine_id` is `host:handshake_port`, as MoRI-IO names it; `lives` is the number of this life.
+    """
 
     def __init__(
-        self, options: SimOptions, host: str, handshake_port: int, notify_port: int
+        self, options: SimOptions, host: str, handshake_port: int, notify_port: int, lives: int = 1
     ) -> None:
         self.options = options
         self.host = host
         self.handshake_port = handshake_port
         self.notify_port = notify_port
+        self.lives = lives
         self.engine_id = f"{host}:{handshake_port}"
         self.counters = Counters(options.dp_size)
         self.links = Links()

@@ -23,6 +23,7 @@ class Counters:
         self.errors: Counter[str] = Counter()
         self.released = 0
         self.reaped = 0
+        self.reaped_blocks = 0
         self.aborted = 0
         self.tokens_sent = 0
         self.local_prefills = 0
@@ -36,6 +37,7 @@ class Counters:
             "errors": dict(self.errors),
             "released": self.released,
             "reaped": self.reaped,
+            "reaped_blocks": self.reaped_blocks,
             "aborted": self.aborted,
             "tokens_sent": self.tokens_sent,
             "local_prefills": self.local_prefills,

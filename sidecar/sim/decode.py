@@ -70,6 +70,11 @@ class Decode:
         self._core.counters.errors["wrong_port"] += 1
         return Reply(message.call, error="wrong_port")
 
+    def close(self) -> None:
+        """The life ends: give up what is still being sent."""
+        for task in self._tasks:
+            task.cancel()
+
     async def _fetch(self, kv: KvParams, peer: PeerAddress) -> tuple[bytes, ...]:
         if kv.remote_dp_rank >= (kv.remote_dp_size or 1):
             raise self._fail_fetch("no_session_for_rank")

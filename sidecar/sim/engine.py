@@ -1,6 +1,6 @@
-"""One simulated instance as a process: takes its ports, pings, serves, ends.
+"""One simulated instance as a process: takes its ports, lives, dies, lives again, ends.
 
-Order, as vLLM's: all ports bound, first ping sent, start delay, then links and HTTP listen.
+A life that dies is followed by another on the same ports, in the same process.
 """
 
 import asyncio
@@ -8,27 +8,14 @@ import json
 import os
 import resource
 import signal
-from contextlib import AsyncExitStack, suppress
-from functools import partial
+from collections.abc import Callable
+from contextlib import suppress
 
 import uvloop
-from aiohttp import web
 
-from sidecar.sim.completion_routes import CompletionRoutes
-from sidecar.sim.control_routes import ControlRoutes
-from sidecar.sim.core import Core
-from sidecar.sim.decode import Decode
-from sidecar.sim.heartbeat import Heartbeat, payload_maker
-from sidecar.sim.link import serve_link
-from sidecar.sim.listening import bind, bind_range, port_of, reachable_host
-from sidecar.sim.options import Address, SimOptions, parse_address
-from sidecar.sim.prefill import Prefill
-from sidecar.sim.service_routes import ServiceRoutes
-
-BACKLOG = 4096
-KEEP_ALIVE_S = 5.0  # vLLM's (uvicorn's) idle close
-MAX_BODY_BYTES = 256 << 20
-REAP_TICKS = 10  # sweeps in one defer time-out, at most one a second
+from sidecar.sim.life import Life, has_ended
+from sidecar.sim.options import SimOptions
+from sidecar.sim.ports import Ports
 
 
 def run_engine(options: SimOptions, lifeline_fd: int | None) -> None:
@@ -39,124 +26,53 @@ def run_engine(options: SimOptions, lifeline_fd: int | None) -> None:
 
 
 class _Engine:
-    """The parts of one instance and the order in which they start and stop."""
+    """The lives of one instance, one after the other."""
 
     def __init__(self, options: SimOptions) -> None:
         self._options = options
-        http = parse_address("--http", options.http)
-        self._proxy = parse_address("--proxy", options.proxy) if options.proxy else None
-        self._http = bind("--http", http)
-        ranks = options.dp_size
-        self._handshakes = bind_range("--handshake-port", http.host, options.handshake_port, ranks)
-        self._notifies = bind_range("--notify-port", http.host, options.notify_port, ranks)
-        host = reachable_host(http, self._proxy)
-        self._address = Address(host, port_of(self._http))
+        self._ports = Ports(options)
+        self._stop = asyncio.Event()
+        self._life: Life | None = None
 
     async def run(self, lifeline_fd: int | None) -> None:
-        """Start everything, wait for the end, stop everything."""
-        stop = asyncio.Event()
-        _watch_for_end(stop, lifeline_fd)
-        core = Core(
-            self._options,
-            self._address.host,
-            port_of(self._handshakes[0]),
-            port_of(self._notifies[0]),
-        )
-        prefill, decode = Prefill(core), Decode(core)
-        async with AsyncExitStack() as stack:
-            heartbeat = self._start_heartbeat(core, stack)
-            if not await _has_ended(stop, self._options.start_delay_s):
-                await self._serve(core, prefill, decode, heartbeat, stack)
-                self._print_ready(core)
-                await self._reap_until(stop, prefill)
+        """Live until the end."""
+        _watch_for_end(self._end, lifeline_fd)
+        number = 0
+        while not self._stop.is_set():
+            number += 1
+            self._life = Life(self._options, self._ports, number)
+            down_s = await self._life.run(self._print_ready if number == 1 else _say_nothing)
+            if down_s is None or self._stop.is_set():
+                return
+            await self._ports.retake()
+            await has_ended(self._stop, down_s)
 
-    def _start_heartbeat(self, core: Core, stack: AsyncExitStack) -> Heartbeat | None:
-        if self._proxy is None:
-            return None
-        payload = payload_maker(self._options, self._address, core.handshake_port, core.notify_port)
-        heartbeat = Heartbeat(self._proxy, self._options.ping_interval_s, payload)
-        heartbeat.start()
-        stack.callback(heartbeat.stop)
-        return heartbeat
+    def _end(self) -> None:
+        self._stop.set()
+        if self._life is not None:
+            self._life.stop()
 
-    async def _serve(
-        self,
-        core: Core,
-        prefill: Prefill,
-        decode: Decode,
-        heartbeat: Heartbeat | None,
-        stack: AsyncExitStack,
-    ) -> None:
-        side = prefill if self._options.role == "prefill" else decode
-        for sockets, answer in (
-            (self._handshakes, side.answer_handshake),
-            (self._notifies, side.answer_notify),
-        ):
-            for rank, listener in enumerate(sockets):
-                server = await serve_link(listener, partial(answer, rank))
-                stack.callback(server.close)
-        stack.callback(core.links.close)
-        app = web.Application(client_max_size=MAX_BODY_BYTES)
-        model = CompletionRoutes(core, prefill, decode)
-        runner = web.AppRunner(
-            app,
-            handler_cancellation=True,  # a client that leaves is an abort, as in vLLM
-            keepalive_timeout=KEEP_ALIVE_S,
-            access_log=None,
-            shutdown_timeout=0.1,
-        )
-        control = ControlRoutes(
-            core,
-            prefill,
-            decode,
-            heartbeat,
-            lambda: len(runner.server.connections) if runner.server else 0,
-        )
-        app.add_routes(
-            [
-                web.post("/v1/completions", model.completions),
-                web.post("/v1/chat/completions", model.chat),
-                *ServiceRoutes(core).routes(),
-                *control.routes(),
-            ]
-        )
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
-        await web.SockSite(runner, self._http, backlog=BACKLOG).start()
-
-    def _print_ready(self, core: Core) -> None:
+    def _print_ready(self) -> None:
         ready = {
             "ready": True,
             "role": self._options.role,
-            "http": str(self._address),
-            "handshake_port": core.handshake_port,
-            "notify_port": core.notify_port,
+            "http": str(self._ports.http_address),
+            "handshake_port": self._ports.handshake_port,
+            "notify_port": self._ports.notify_port,
             "pid": os.getpid(),
         }
         with suppress(OSError):  # nobody reads: the engine serves all the same
             print(json.dumps(ready), flush=True)
 
-    async def _reap_until(self, stop: asyncio.Event, prefill: Prefill) -> None:
-        tick_s = min(1.0, self._options.defer_timeout_s / REAP_TICKS)
-        loop = asyncio.get_running_loop()
-        while not await _has_ended(stop, tick_s):
-            prefill.reap(loop.time())
+
+def _say_nothing() -> None:
+    """A later life announces itself by its heartbeat alone."""
 
 
-async def _has_ended(stop: asyncio.Event, within_s: float) -> bool:
-    """Wait up to `within_s` for the end; whether it came."""
-    try:
-        async with asyncio.timeout(within_s):
-            await stop.wait()
-    except TimeoutError:
-        return False
-    return True
-
-
-def _watch_for_end(stop: asyncio.Event, lifeline_fd: int | None) -> None:
+def _watch_for_end(on_end: Callable[[], None], lifeline_fd: int | None) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, on_end)
     if lifeline_fd is None:
         return
 
@@ -169,7 +85,7 @@ def _watch_for_end(stop: asyncio.Event, lifeline_fd: int | None) -> None:
             gone = True
         if gone:
             loop.remove_reader(lifeline_fd)
-            stop.set()
+            on_end()
 
     loop.add_reader(lifeline_fd, read)
 

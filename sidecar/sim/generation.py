@@ -11,21 +11,15 @@ from aiohttp import web
 from sidecar.sim.answer import DONE, Answer, error_event
 from sidecar.sim.api_error import ApiError
 from sidecar.sim.blocks import PushTarget
+from sidecar.sim.connection import drop, flush, reset
 from sidecar.sim.core import Core
 from sidecar.sim.decode import Decode
-from sidecar.sim.faults import Fault
+from sidecar.sim.faults import Fault, Kind
 from sidecar.sim.model import Prompt, block_contents, generate
 from sidecar.sim.model_request import ModelRequest
 from sidecar.sim.prefill import Prefill
 
 _STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8"}
-
-
-def drop(request: web.Request) -> ConnectionResetError:
-    """Reset the client's connection; returns what ends the handler."""
-    if request.transport is not None:
-        request.transport.abort()
-    return ConnectionResetError("sim: a fault that was asked for")
 
 
 class Generation:
@@ -63,11 +57,7 @@ class Generation:
             await asyncio.sleep((asked.max_tokens - 1) / core.pace.tokens_per_s)
         if self._break_at >= 0:
             await self._break_off(request)
-        parameters = None
-        if self._fault is not None and self._fault.kind == "no_kv":
-            await core.gate.wait()
-        elif asked.leg == "prefill":
-            parameters = await self._finish_prefill(target)
+        parameters = await self._finish_prefill(target) if asked.leg == "prefill" else None
         core.check_alive()
         texts = ["".join(islice(choice, asked.max_tokens)) for choice in words]
         if asked.echo:
@@ -75,8 +65,14 @@ class Generation:
             texts = [prompt + text for prompt, text in zip(prompts, texts, strict=True)]
         count = asked.max_tokens * len(texts)
         core.counters.tokens_sent += count
-        reason = "length" if self._fault is None else "stop"
+        if self._has_fault("eos"):
+            # The end-of-sequence token is a token, but has no text.
+            texts, reason = [""] * len(texts), "stop"
+        else:
+            reason = "length"
         body = self._answer.whole(texts, self._prompt_tokens, count, parameters, reason)
+        if self._has_fault("reset"):
+            await self._reset_after_headers(request, len(body))
         return web.Response(body=body, content_type="application/json")
 
     async def answer_streamed(self, request: web.Request) -> web.StreamResponse:
@@ -84,6 +80,9 @@ class Generation:
         target = self._check_prefill()
         response = web.StreamResponse(headers=_STREAM_HEADERS)
         await response.prepare(request)
+        if self._has_fault("reset"):
+            await flush(request)
+            raise reset(request)
         try:
             words = await self._start()
             await self._write_tokens(request, response, words)
@@ -129,9 +128,20 @@ class Generation:
 
     async def _break_off(self, request: web.Request) -> None:
         """Suffer a stall, which only the client's leaving ends, or a cut."""
-        if self._fault is not None and self._fault.kind == "cut":
+        if self._has_fault("cut"):
             raise drop(request)
         await asyncio.get_running_loop().create_future()
+
+    async def _reset_after_headers(self, request: web.Request, size: int) -> None:
+        """The status line and the headers of an answer of `size` bytes, then a reset."""
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        response.content_length = size
+        await response.prepare(request)
+        await flush(request)
+        raise reset(request)
+
+    def _has_fault(self, kind: Kind) -> bool:
+        return self._fault is not None and self._fault.kind == kind
 
     async def _start(self) -> list[Iterator[str]]:
         """Obtain the KV, wait for the first token; returns each choice's words."""
@@ -160,12 +170,13 @@ class Generation:
             raise self._wrong_role()
         return self._prefill.check(self._asked, self._asked.kv, self._request_id)
 
-    async def _finish_prefill(self, target: PushTarget | None) -> dict[str, Any]:
+    async def _finish_prefill(self, target: PushTarget | None) -> dict[str, Any] | None:
         assert self._asked.kv is not None
         await self._core.gate.wait()
         self._core.check_alive()
         now = asyncio.get_running_loop().time()
-        return self._prefill.finish(self._asked, self._asked.kv, self._rank, target, now)
+        is_kept = not (self._has_fault("no_kv") or self._has_fault("eos"))
+        return self._prefill.finish(self._asked, self._asked.kv, self._rank, target, now, is_kept)
 
     def _wrong_role(self) -> ApiError:
         self._core.counters.errors["wrong_role"] += 1

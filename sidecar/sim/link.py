@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from sidecar.sim.connection import reset_transport
 from sidecar.sim.messages import AnyMessage, Reply
 from sidecar.sim.options import Address
 
@@ -69,11 +70,19 @@ class _Frames(asyncio.Protocol):
 
 
 class _Answering(_Frames):
-    """The listening side: one reply for each message."""
+    """The listening side: one reply for each message. It is in `open_ones` while it lives."""
 
-    def __init__(self, answer: Callable[[AnyMessage], Reply]) -> None:
+    def __init__(self, answer: Callable[[AnyMessage], Reply], open_ones: "set[_Answering]") -> None:
         super().__init__()
         self._answer = answer
+        self._open_ones = open_ones
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._open_ones.add(self)
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        self._open_ones.discard(self)
 
     def message_received(self, message: AnyMessage) -> None:
         self.send(self._answer(message))
@@ -131,12 +140,12 @@ class Links:
         return await link.call(message)
 
     def close(self) -> None:
-        """Close every connection; open calls end with LinkError."""
+        """Reset every connection; open calls end with LinkError."""
         for connection in self._connections.values():
             if not connection.done():
                 connection.cancel()
             elif not _is_lost(connection):
-                connection.result().close()
+                reset_transport(connection.result().transport)
 
 
 def _is_lost(connection: asyncio.Task[_Calling]) -> bool:
@@ -155,9 +164,24 @@ async def _connect(peer: Address) -> _Calling:
     return protocol
 
 
-async def serve_link(
-    listener: socket.socket, answer: Callable[[AnyMessage], Reply]
-) -> asyncio.AbstractServer:
-    """Answer every message that comes in on an already bound socket."""
-    loop = asyncio.get_running_loop()
-    return await loop.create_server(lambda: _Answering(answer), sock=listener, backlog=4096)
+class LinkServer:
+    """Answers every message that comes in on one bound socket, until closed."""
+
+    def __init__(self, answer: Callable[[AnyMessage], Reply]) -> None:
+        self._answer = answer
+        self._open: set[_Answering] = set()
+        self._server: asyncio.AbstractServer | None = None
+
+    async def listen(self, listener: socket.socket) -> None:
+        """Start; the socket is closed with the server."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: _Answering(self._answer, self._open), sock=listener, backlog=4096
+        )
+
+    def close(self) -> None:
+        """Stop listening and reset every connection."""
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._open):
+            reset_transport(connection.transport)

@@ -51,17 +51,25 @@ class Prefill:
         return PushTarget(peer.host, peer.notify_port, kv.remote_dp_size or 1, kv.remote_tp_size)
 
     def finish(
-        self, request: ModelRequest, kv: KvParams, rank: int, target: PushTarget | None, now: float
-    ) -> dict[str, Any]:
+        self,
+        request: ModelRequest,
+        kv: KvParams,
+        rank: int,
+        target: PushTarget | None,
+        now: float,
+        is_kept: bool,
+    ) -> dict[str, Any] | None:
         """The forward is done: hold the blocks, push if decode waits; returns the KV parameters.
 
-        `now` is loop time in seconds. The keys are those of protocol.md c, "Prefill response".
+        `now` is loop time in seconds. The keys are those of protocol c, "Prefill response".
+        Without `is_kept` the leg ended otherwise than by length: there are no parameters and no
+        blocks. In WRITE the pushes are queued by then and run all the same.
         """
         contents = block_contents(request.prompts[0])
         held = Held(
             transfer_id=kv.transfer_id or f"tx-sim-{id(request)}",
             rank=rank,
-            block_ids=self.store.allocate(len(contents)),
+            block_ids=self.store.allocate(len(contents)) if is_kept else (),
             contents=contents,
             deadline=now + self._core.options.defer_timeout_s,
             target=target,
@@ -70,10 +78,10 @@ class Prefill:
             self._core.counters.errors["missing_transfer_id"] += 1
         elif not self.store.note_use(held.transfer_id):
             self._core.counters.errors["transfer_id_reuse"] += 1
-        else:
+        elif is_kept or target is not None:
             self.store.hold(held)
             self._push_if_ready(rank, held.transfer_id)
-        return self._parameters(held)
+        return self._parameters(held) if is_kept else None
 
     def answer_handshake(self, rank: int, message: AnyMessage) -> Reply:
         """Answer what comes to a rank's handshake port: READ fetches."""
@@ -102,10 +110,17 @@ class Prefill:
             case _:
                 return self._refuse(message, "wrong_port")
 
+    def close(self) -> None:
+        """The life ends: give up what is still being sent."""
+        for task in self._tasks:
+            task.cancel()
+
     def reap(self, now: float) -> None:
         """Free what nobody came for within the defer time-out; `now` is loop time."""
         for held in self.store.reap(now):
-            self._core.counters.reaped += 1
+            if held.block_ids:
+                self._core.counters.reaped += 1
+                self._core.counters.reaped_blocks += len(held.block_ids)
             # Before 0.33 nobody tells decode (protocol.md e).
             if held.target is not None and self._core.options.release >= (0, 33):
                 self._spawn(self._report_failure(held, held.target))

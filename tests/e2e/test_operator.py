@@ -81,7 +81,7 @@ def test_a_failed_prefill_is_named(stack_of: Callable[..., Stack]) -> None:
     """The answer carries the slot, the log the instance, the reason and the request."""
     stack = stack_of({"prefill": {"attempts": 1}})
     (prefill,), _ = stack.fleet([1], [1])
-    prefill.ask("fail", leg="prefill", kind="status", status=500)
+    prefill.ask("faults", leg="prefill", kind="status", status=500)
     request = urllib.request.Request(
         f"{stack.url}/v1/completions",
         data=b'{"model": "sim-model", "prompt": "x"}',

@@ -1,6 +1,7 @@
 """Real simulator processes for the tests, and both legs of an exchange driven by hand."""
 
 import asyncio
+import contextlib
 import json
 import os
 import select
@@ -153,6 +154,25 @@ class Lab:
                 return state
             assert time.monotonic() < deadline, state
             await asyncio.sleep(0.01)
+
+    async def until_alive(
+        self, engine: Engine, life: int = 2, limit_s: float = 10.0
+    ) -> dict[str, Any]:
+        """Poll an engine that has died until its next life answers; returns its state."""
+        deadline = time.monotonic() + limit_s
+        while True:
+            with contextlib.suppress(aiohttp.ClientError):
+                state = await self.state(engine)
+                if state["lives"] >= life:
+                    return state
+            assert time.monotonic() < deadline, f"life {life} has not begun"
+            await asyncio.sleep(0.01)
+
+    def forget(self, engine: Engine) -> None:
+        """An engine that ended itself: what it leaves is read here and not at the end."""
+        self.engines.remove(engine)
+        engine.end()
+        assert not engine.complaints()
 
     async def ask(
         self,
