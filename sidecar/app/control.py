@@ -9,7 +9,7 @@ import grpc.aio
 from prometheus_client import CollectorRegistry
 
 from sidecar import __version__
-from sidecar.app import registry_file, settings
+from sidecar.app import evidence, registry_file, settings
 from sidecar.app.accounting import Accounting
 from sidecar.app.files import envoy_yaml
 from sidecar.app.pool_keeper import Outlets, PoolKeeper
@@ -27,7 +27,7 @@ from sidecar.exchange.ledger import Ledger
 from sidecar.exchange.records import FromWorker, Hello
 from sidecar.routing.registry import Registry
 from sidecar.telemetry.metrics import Metrics
-from sidecar.wire.access_log import Entry
+from sidecar.wire.access_log import Attempt, Entry
 from sidecar.xds.resources import Templates, build_snapshot, with_endpoints
 from sidecar.xds.templates import Template
 
@@ -231,8 +231,13 @@ class Control:
         log.warning("worker %d is gone", worker)
         self.accounting.ledger.worker_lost(worker, monotonic())
 
-    def _entry(self, entry: Entry) -> None:
-        self.accounting.entry(entry, monotonic())
+    def _entry(self, entry: Entry | Attempt) -> None:
+        now = monotonic()
+        told = evidence.of_log(entry, now)
+        if told is not None:
+            self.keeper.judged(told)
+        if isinstance(entry, Entry):
+            self.accounting.entry(entry, now)
 
     def _envoy_gone(self, node_id: str, now: float) -> None:
         lost = self.accounting.envoy_gone(now)

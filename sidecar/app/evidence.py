@@ -6,6 +6,7 @@ Knows no registry. What is the client's or our own doing is no evidence, in neit
 from sidecar.exchange.reasons import Reason
 from sidecar.routing.slots import Slot
 from sidecar.routing.standing import Evidence, Failure
+from sidecar.wire.access_log import Attempt, Entry
 
 _PREFILL = {
     Reason.PREFILL_REFUSED: Failure.REFUSED,
@@ -23,3 +24,52 @@ def of_prefill(slot: Slot, reason: Reason | None, placed_at: float) -> Evidence 
     if failure is None and reason not in _SERVED:
         return None
     return Evidence(where=slot.address, failure=failure, placed_at=placed_at)
+
+
+_BROKEN = frozenset(("UC", "UR", "UPE"))
+_LATE = frozenset(("UT", "SI"))
+_NO_SOCKET = (
+    "Cannot assign requested address",
+    "Too many open files",
+    "No buffer space available",
+    "Cannot allocate memory",
+)
+"""A connect that failed so never left this machine (strerror's words, in Envoy's entry)."""
+_NO_FAULT = (501, 503)
+"""501 is vLLM's word for what the model cannot do, so the request's fault. 503 may be the retryable
+`engine_paused`; the 503 of a dead engine is seen by the probe."""
+
+
+def of_log(log: Entry | Attempt, now: float) -> Evidence | None:
+    """What an entry of the access log says of the instance that it names, if anything."""
+    return _of_attempt(log, now) if isinstance(log, Attempt) else _of_answer(log, now)
+
+
+def _of_attempt(attempt: Attempt, now: float) -> Evidence | None:
+    failure: Failure | None = None
+    if "UF" in attempt.flags:
+        is_ours = any(words in attempt.failure for words in _NO_SOCKET)
+        failure = None if is_ours else Failure.REFUSED
+    elif attempt.flags & _BROKEN:
+        failure = Failure.RESET
+    elif attempt.flags & _LATE and not attempt.status:
+        # After the headers it may be the client that does not read.
+        failure = Failure.TIMEOUT
+    if failure is None:
+        return None
+    return Evidence(where=attempt.upstream, failure=failure, placed_at=now - attempt.took_s)
+
+
+def _of_answer(entry: Entry, now: float) -> Evidence | None:
+    """The end of an exchange: the engine's own answer, or that none came after its headers.
+
+    All else that Envoy has to say of a failure is in the attempt's own entry."""
+    if not entry.is_end or not entry.upstream or entry.reply:
+        return None
+    placed_at = now - entry.lasted_s  # or later: the clock began before prefill
+    if "SI" in entry.flags and entry.is_engines and entry.first_byte_s is None:
+        return Evidence(where=entry.upstream, failure=Failure.TIMEOUT, placed_at=placed_at)
+    if entry.flags or not entry.is_engines or entry.status in _NO_FAULT:
+        return None
+    failure = Failure.ERROR if entry.status >= 500 else None
+    return Evidence(where=entry.upstream, failure=failure, placed_at=placed_at)

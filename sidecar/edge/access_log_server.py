@@ -20,7 +20,7 @@ SERVICE = "envoy.service.accesslog.v3.AccessLogService"
 
 
 class AccessLogServer:
-    def __init__(self, on_entry: Callable[[access_log.Entry], None]) -> None:
+    def __init__(self, on_entry: Callable[[access_log.Entry | access_log.Attempt], None]) -> None:
         self._on_entry = on_entry
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -42,5 +42,5 @@ class AccessLogServer:
                 try:
                     self._on_entry(entry)
                 except Exception:  # one bad entry must not cost the others of its batch
-                    log.exception("access log entry of exchange %s", entry.exchange)
+                    log.exception("access log: %r", entry)
         return b""

@@ -5,6 +5,7 @@ is the exchange's decision. Cancelling `send` closes the connection, which vLLM 
 """
 
 import asyncio
+import errno
 from time import perf_counter
 
 import aiohttp
@@ -15,6 +16,9 @@ from sidecar.exchange.reasons import Reason
 
 IDLE_S = 4.0
 """vLLM closes an idle connection after 5 s: let go first, so that no request meets the closing"""
+
+_OUR_FAULT = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
+"""a connect that failed for want of something on this machine says nothing of the instance"""
 
 
 class PrefillClient:
@@ -29,7 +33,10 @@ class PrefillClient:
         )
 
     async def send(self, leg: StartPrefill) -> PrefillAnswered | PrefillFailed:
-        """POST the leg and read its whole answer; never raises but CancelledError."""
+        """POST the leg and read its whole answer.
+
+        Raises OSError when this machine has no socket for it: that is no fault of the instance,
+        which would be ejected for it."""
         started = perf_counter()
         if leg.timeout_s <= 0:  # aiohttp would take it for no limit
             return PrefillFailed(reason=Reason.PREFILL_TIMEOUT)
@@ -49,7 +56,9 @@ class PrefillClient:
             reason = Reason.PREFILL_REFUSED
         except TimeoutError:
             reason = Reason.PREFILL_TIMEOUT
-        except aiohttp.ClientConnectorError:
+        except aiohttp.ClientConnectorError as error:
+            if error.os_error.errno in _OUR_FAULT:
+                raise error.os_error from None
             reason = Reason.PREFILL_REFUSED
         except aiohttp.ClientError:
             reason = Reason.PREFILL_RESET

@@ -77,6 +77,33 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     total_s: float | None
     first_byte_s: float | None
     """from the request's first byte to the first byte of the answer's body"""
+    lasted_s: float = 0.0
+    """from the request's first byte to this entry"""
+    details: str = ""
+    """Envoy's word for where the status came from"""
+
+    @property
+    def is_engines(self) -> bool:
+        """The status line is the engine's own. Envoy answers no 2xx by itself; what it says of one
+        that broke off later is the break."""
+        return self.details == "via_upstream" or 200 <= self.status < 300
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt at an engine that failed: an entry of the router's `upstream_log`.
+
+    It has no exchange, and a retry may have served the request elsewhere.
+    """
+
+    upstream: str
+    """`ip:port`"""
+    status: int
+    """0: no response headers came"""
+    flags: frozenset[str]
+    failure: str
+    """in Envoy's words, why there is no connection"""
+    took_s: float
+    """from its beginning to its end"""
 
 
 _trail = msgspec.json.Decoder(Trail)
@@ -94,30 +121,52 @@ def decode_trail(text: str) -> Trail | None:
         return None
 
 
-def decode(data: bytes) -> list[Entry]:
+def decode(data: bytes) -> list[Entry | Attempt]:
     """One StreamAccessLogsMessage. Raises RemoteError on garbage."""
     try:
         message = als_pb2.StreamAccessLogsMessage.FromString(data)
     except DecodeError as error:
         raise RemoteError(f"not a StreamAccessLogsMessage: {error}") from None
-    return [_entry(e) for e in message.http_logs.log_entry]
+    return [
+        _attempt(e)
+        if e.common_properties.access_log_type == accesslog_pb2.UpstreamEnd
+        else _entry(e)
+        for e in message.http_logs.log_entry
+    ]
+
+
+def _attempt(entry: accesslog_pb2.HTTPAccessLogEntry) -> Attempt:
+    common = entry.common_properties
+    return Attempt(
+        upstream=_upstream(common),
+        status=entry.response.response_code.value,
+        flags=_flags(common.response_flags),
+        failure=common.upstream_transport_failure_reason,
+        took_s=common.duration.ToMicroseconds() / 1e6,
+    )
 
 
 def _entry(entry: accesslog_pb2.HTTPAccessLogEntry) -> Entry:
     common = entry.common_properties
     tags = {k: "" if v == "-" else v for k, v in common.custom_tags.items()}
-    socket = common.upstream_remote_address.socket_address
     return Entry(
         exchange=tags.get("ex", ""),
         is_end=common.access_log_type in (accesslog_pb2.NotSet, accesslog_pb2.DownstreamEnd),
         status=entry.response.response_code.value,
         flags=_flags(common.response_flags),
-        upstream=join_address(socket.address, socket.port_value) if socket.address else "",
+        upstream=_upstream(common),
         trail=decode_trail(tags.get("rec", "")),
         reply=tags.get("reply", ""),
         total_s=_seconds(tags.get("total_us", "")),
         first_byte_s=_seconds(tags.get("ttfb_us", "")),
+        lasted_s=common.duration.ToMicroseconds() / 1e6,
+        details=entry.response.response_code_details,
     )
+
+
+def _upstream(common: accesslog_pb2.AccessLogCommon) -> str:
+    socket = common.upstream_remote_address.socket_address
+    return join_address(socket.address, socket.port_value) if socket.address else ""
 
 
 def _flags(flags: accesslog_pb2.ResponseFlags) -> frozenset[str]:

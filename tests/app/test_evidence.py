@@ -2,10 +2,11 @@
 
 import pytest
 
-from sidecar.app.evidence import of_prefill
+from sidecar.app.evidence import of_log, of_prefill
 from sidecar.exchange.reasons import Reason
 from sidecar.routing.slots import Slot
 from sidecar.routing.standing import Evidence, Failure
+from sidecar.wire.access_log import Attempt, Entry
 
 P = Slot("10.0.0.1:8000", 2)
 
@@ -31,3 +32,103 @@ def test_a_prefill_leg_that_ended(reason: Reason | None, failure: Failure | None
 def test_our_own_faults_say_nothing_of_the_instance(reason: Reason) -> None:
     """In neither direction."""
     assert of_prefill(P, reason, 7.0) is None
+
+
+def attempt(*flags: str, status: int = 0, failure: str = "") -> Attempt:
+    return Attempt(
+        upstream=P.address, status=status, flags=frozenset(flags), failure=failure, took_s=2.0
+    )
+
+
+@pytest.mark.parametrize(
+    ("log", "failure"),
+    [
+        (attempt("UF", failure="delayed connect error: Connection refused"), Failure.REFUSED),
+        (attempt("UF"), Failure.REFUSED),
+        (attempt("UC"), Failure.RESET),
+        (attempt("UR"), Failure.RESET),
+        (attempt("UPE"), Failure.RESET),
+        (attempt("UPE", status=200), Failure.RESET),
+        (attempt("UT"), Failure.TIMEOUT),
+        (attempt("SI"), Failure.TIMEOUT),
+    ],
+)
+def test_a_failed_attempt_is_held_against_its_host(log: Attempt, failure: Failure) -> None:
+    """From the moment it began, however late it is told; what the connection timed out of has no
+    words."""
+    assert of_log(log, 10.0) == Evidence(where=P.address, failure=failure, placed_at=8.0)
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        attempt("UO"),
+        attempt("SI", status=200),
+        attempt("UT", status=200),
+        attempt("UF", failure="immediate connect error: Cannot assign requested address|remote"),
+        attempt("UF", failure="immediate connect error: Too many open files"),
+    ],
+    ids=["our circuit breaker", "mid-stream", "mid-answer", "no port here", "no descriptor here"],
+)
+def test_what_may_be_ours_or_the_clients_is_no_failure(log: Attempt) -> None:
+    """A client that does not read stops a stream as well as an engine that does not write."""
+    assert of_log(log, 10.0) is None
+
+
+def answer(status: int, *flags: str, **what: object) -> Entry:
+    known: dict[str, object] = {
+        "exchange": "e",
+        "is_end": True,
+        "status": status,
+        "flags": frozenset(flags),
+        "upstream": P.address,
+        "trail": None,
+        "reply": "",
+        "total_s": None,
+        "first_byte_s": None,
+        "lasted_s": 3.0,
+        "details": "via_upstream",
+    }
+    return Entry(**(known | what))
+
+
+@pytest.mark.parametrize(
+    ("log", "failure"),
+    [
+        (answer(200), None),
+        (answer(400), None),
+        (answer(429), None),
+        (answer(500), Failure.ERROR),
+        (answer(502), Failure.ERROR),
+        (answer(200, "SI", details="stream_idle_timeout"), Failure.TIMEOUT),
+    ],
+)
+def test_the_engines_own_answer_speaks_for_it_or_against_it(
+    log: Entry, failure: Failure | None
+) -> None:
+    """4xx too: it works, the request is wrong. Headers and then not one byte is a time-out."""
+    assert of_log(log, 10.0) == Evidence(where=P.address, failure=failure, placed_at=7.0)
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        answer(503),
+        answer(501),
+        answer(200, "DC"),
+        answer(0, "DC", details="downstream_remote_disconnect"),
+        answer(200, "UPE", details="upstream_reset_after_response_started{protocol_error}"),
+        answer(503, "UF", details="upstream_reset_before_response_started{..}"),
+        answer(504, "UT", details="upstream_per_try_timeout"),
+        answer(200, "SI", details="stream_idle_timeout", first_byte_s=0.1),
+        answer(502, reply="prefill_error", details="ext_proc"),
+        answer(200, reply="own"),
+        answer(500, details="ext_proc_error"),
+        answer(200, is_end=False),
+        answer(200, upstream=""),
+    ],
+)
+def test_other_ends_say_nothing_here(log: Entry) -> None:
+    """Paused, the client left, our own or Envoy's answer, a report of what is still open; what
+    failed upstream is told once, by the attempt's own entry."""
+    assert of_log(log, 10.0) is None

@@ -12,7 +12,7 @@ from envoy.service.accesslog.v3 import als_pb2
 from polling import until
 
 from sidecar.edge.access_log_server import SERVICE, AccessLogServer
-from sidecar.wire.access_log import Entry
+from sidecar.wire.access_log import Attempt, Entry
 
 METHOD = f"/{SERVICE}/StreamAccessLogs"
 
@@ -22,7 +22,8 @@ class Log:
         self.exchanges: list[str] = []
         self.channel: grpc.aio.Channel
 
-    def take(self, entry: Entry) -> None:
+    def take(self, entry: Entry | Attempt) -> None:
+        assert isinstance(entry, Entry)
         if entry.exchange == "bug":
             raise RuntimeError("a bug in what takes the entries")
         self.exchanges.append(entry.exchange)

@@ -1,6 +1,8 @@
 """The prefill client against real sockets: every way a leg can end has its reason."""
 
 import asyncio
+import errno
+import resource
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from time import monotonic
@@ -237,3 +239,22 @@ async def test_cancelling_closes_the_connection(
         await closed.wait()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+@pytest.mark.asyncio
+async def test_no_socket_here_is_not_the_instances_fault(
+    client: PrefillClient, engine: Engine
+) -> None:
+    """Out of descriptors: OSError, not `prefill_refused`, for which the instance would be ejected;
+    with descriptors again the next leg is answered."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket() as probe:
+        lowest_free = probe.fileno()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
+    try:
+        with pytest.raises(OSError, match="Too many open files") as caught:
+            await client.send(leg(engine.url))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert caught.value.errno == errno.EMFILE
+    assert isinstance(await client.send(leg(engine.url)), PrefillAnswered)

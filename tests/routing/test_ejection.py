@@ -237,6 +237,20 @@ def test_requests_placed_before_it_came_back_are_old_news() -> None:
     assert back(pool, P0) == 10.0
 
 
+@pytest.mark.parametrize("away", ["ejected", "unhealthy"])
+def test_who_comes_back_starts_at_zero(away: str) -> None:
+    """Its failures before it went are forgotten: two more are not three."""
+    pool = Pool(2)
+    pool.say(P0, RESET, 3 if away == "ejected" else 2)
+    pool.now = 10.0
+    if away == "unhealthy":
+        pool.probe(P0, ProbeOutcome.BAD_STATUS)
+    pool.probe(P0)
+    assert pool.state(P0) is State.READY
+    assert not pool.say(P0, RESET, 2)
+    assert pool.say(P0, RESET)
+
+
 def test_the_same_holds_after_it_was_unhealthy() -> None:
     """Stopped, the probes took it out before its requests failed."""
     pool = Pool(2)
@@ -326,11 +340,29 @@ def test_evidence_by_endpoint_reaches_a_named_instance() -> None:
     registry.resolved("engine:8000", named.generation, "10.0.0.9:8000")
     for target in (named, literal):
         registry.probe_result(target.address, target.generation, ProbeOutcome.OK, 0.0)
-    told = Evidence(where="10.0.0.9:8000", failure=REFUSED, placed_at=1.0)
-    change = registry.judge(told, 1.0)
-    assert change is not None
-    assert change.instance.address == "engine:8000"
+    assert _refused_at(registry, "10.0.0.9:8000") == "engine:8000"
     assert [m for m in registry.members(None) if m.is_placeable] == []
+
+
+def test_evidence_follows_a_name_to_its_new_endpoint() -> None:
+    """Resolved elsewhere, the name is judged by what happens there, and no more by the old one."""
+    registry = Registry(TTL_S, ejection_rule=RULE)
+    registry.hear(
+        Instance(address="engine:8000", role=Role.DECODE, transfer_mode=TransferMode.READ), 0.0
+    )
+    (target,) = registry.probe_targets()
+    registry.probe_result(target.address, target.generation, ProbeOutcome.OK, 0.0)
+    registry.resolved(target.address, target.generation, "10.0.0.8:8000")
+    assert _refused_at(registry, "10.0.0.9:8000") is None
+    registry.resolved(target.address, target.generation, "10.0.0.9:8000")
+    assert _refused_at(registry, "10.0.0.8:8000") is None
+    assert _refused_at(registry, "10.0.0.9:8000") == "engine:8000"
+
+
+def _refused_at(registry: Registry, endpoint: str) -> str | None:
+    told = Evidence(where=endpoint, failure=REFUSED, placed_at=1.0)
+    change = registry.judge(told, 1.0)
+    return None if change is None else change.instance.address
 
 
 def test_evidence_of_an_unknown_instance_is_nothing() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sidecar.errors import RemoteError
 from sidecar.routing.instance import TransferMode
 from sidecar.routing.slots import Slot
-from sidecar.wire.access_log import Entry, Trail, decode, decode_trail, encode_trail
+from sidecar.wire.access_log import Attempt, Entry, Trail, decode, decode_trail, encode_trail
 
 slots = st.builds(Slot, st.text(max_size=20), st.integers(0, 64))
 trails = st.builds(
@@ -46,6 +46,7 @@ def read(entry: al.HTTPAccessLogEntry) -> Entry:
     message = als_pb2.StreamAccessLogsMessage()
     message.http_logs.log_entry.append(entry)
     (one,) = decode(message.SerializeToString())
+    assert isinstance(one, Entry)
     return one
 
 
@@ -104,7 +105,6 @@ def test_what_is_missing_is_empty() -> None:
         (al.DownstreamEnd, True),
         (al.DownstreamStart, False),
         (al.DownstreamPeriodic, False),
-        (al.UpstreamEnd, False),
         (al.UpstreamPoolReady, False),
     ],
 )
@@ -146,3 +146,36 @@ def test_garbage_is_a_remote_error_or_entries(data: bytes) -> None:
         decode(data)
     except RemoteError:
         return
+
+
+def test_a_failed_attempt_is_no_entry_of_an_exchange() -> None:
+    """The router's `upstream_log` on the same service: told apart by its type, whatever else it
+    has; with the host, the flags, Envoy's words and the attempt's own duration."""
+    entry = logged(ex="e1")
+    common = entry.common_properties
+    common.access_log_type = al.UpstreamEnd
+    common.response_flags.upstream_connection_failure = True
+    common.upstream_remote_address.socket_address.address = "10.0.0.1"
+    common.upstream_remote_address.socket_address.port_value = 8000
+    common.upstream_transport_failure_reason = "delayed connect error: Connection refused"
+    common.duration.FromMicroseconds(1_500_000)
+    message = als_pb2.StreamAccessLogsMessage()
+    message.http_logs.log_entry.extend([entry, logged(ex="e2")])
+    attempt, end = decode(message.SerializeToString())
+    assert attempt == Attempt(
+        upstream="10.0.0.1:8000",
+        status=0,
+        flags=frozenset({"UF"}),
+        failure="delayed connect error: Connection refused",
+        took_s=1.5,
+    )
+    assert isinstance(end, Entry)
+    assert end.exchange == "e2"
+
+
+def test_an_entry_knows_how_long_its_request_has_lasted() -> None:
+    """Also where the answer's own times are missing, as in one that was cut."""
+    entry = logged(ex="e1", total_us="-")
+    entry.common_properties.duration.FromMicroseconds(2_000_000)
+    one = read(entry)
+    assert (one.total_s, one.lasted_s) == (None, 2.0)
