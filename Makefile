@@ -7,8 +7,11 @@ INSTALLED := $(VENV)/.installed-dev
 CLIENTS ?= 4096
 ROUNDS ?= 3
 WORKERS ?= 2
+SECONDS ?= 300
+MODES ?= READ WRITE
+SEED ?=
 
-.PHONY: help run demo test test-unit check format burst clean
+.PHONY: help run demo test test-unit check format burst chaos clean
 
 help:  ## What there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -48,6 +51,9 @@ format: $(INSTALLED)  ## Format and mend what the linter can
 
 burst: $(INSTALLED)  ## CLIENTS connections at once, ROUNDS times
 	$(BIN)/python -m tests.bench.burst --clients $(CLIENTS) --rounds $(ROUNDS) --workers $(WORKERS)
+
+chaos: $(INSTALLED)  ## Everything is killed and broken under load, SECONDS for each of MODES (SEED repeats)
+	$(BIN)/python -m tests.chaos.chaos --seconds $(SECONDS) --modes $(MODES) $(if $(SEED),--seed $(SEED))
 
 clean:  ## Remove the virtual environment and the caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

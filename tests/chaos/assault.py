@@ -20,7 +20,7 @@ from tests.chaos.outages import Outages
 from tests.chaos.plan import Fault
 from tests.chaos.sim_engine import SimEngine
 from tests.chaos.tally import Tally
-from tests.e2e.stack import Stack, http
+from tests.e2e.stack import Stack, http, until
 
 TARGET_LIMIT_S = 20.0
 """for a target to be there: a supervisor starts its children in 1 to 3 s on two loaded cores"""
@@ -28,7 +28,6 @@ EDGE_LIMIT_S = 25.0
 """for a killed Envoy to be back"""
 END_LIMIT_S = 5.0
 """for an engine to end after SIGTERM"""
-CONTROL_PATHS = ("/sim/faults", "/sim/fail")
 
 
 class Assault:
@@ -84,6 +83,12 @@ class Assault:
                 self._plan.popleft()
                 self._waiting_since = None
 
+    def clear(self) -> None:
+        """No engine is told to fail any more."""
+        for engine in self._engines:
+            url = f"{engine.url}/sim/faults"
+            until(lambda url=url: http("DELETE", url)[0] == 200, f"{engine.name} answers")
+
     def _after(self, seconds: float, act: Callable[[], None]) -> None:
         heapq.heappush(self._later, (time.monotonic() + seconds, next(self._numbers), act))
 
@@ -116,7 +121,7 @@ class Assault:
                 self._report(fault, engine.name, engine.pid)
                 engine.send(signal.SIGSTOP)
                 self._after(fault.lasts_s, lambda: engine.send(signal.SIGCONT))
-            case "engine told to fail":
+            case "engine told to fail" | "engine refuses":
                 self._tell(engine, fault)
             case _:
                 raise ValueError(fault.kind)
@@ -135,12 +140,9 @@ class Assault:
 
     def _tell(self, engine: SimEngine, fault: Fault) -> None:
         """An engine that does not answer (it has just been started) misses it."""
-        for path in CONTROL_PATHS:
-            status, body = http("POST", engine.url + path, fault.control, timeout_s=1.0)
-            if status == 400:
-                raise RuntimeError(f"{path} {fault.control}: {body!r}")
-            if status != 404:
-                break
+        status, body = http("POST", f"{engine.url}/sim/faults", fault.control, timeout_s=1.0)
+        if status not in (0, 200):
+            raise RuntimeError(f"/sim/faults {fault.control}: {status} {body!r}")
         self._say(f"{fault.kind}: {engine.name} {json.dumps(fault.control)}: {status}")
 
     def _kill_child(self, role: str, fault: Fault) -> bool:

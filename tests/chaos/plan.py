@@ -30,18 +30,24 @@ class Fault:
     control: dict[str, object] = field(default_factory=dict)
 
 
-WEIGHTS = {
-    "engine killed": 22,
-    "engine stopped": 18,
-    "engine ended": 10,
-    "engine told to fail": 24,
-    "worker killed": 9,
-    "control killed": 6,
-    "supervisor killed": 5,
-    "Envoy killed": 5,
+DECK = {
+    "engine killed": 3,
+    "engine stopped": 2,
+    "engine ended": 1,
+    "engine refuses": 1,
+    "engine told to fail": 4,
+    "worker killed": 1,
+    "control killed": 1,
+    "supervisor killed": 1,
+    "Envoy killed": 1,
 }
-"""how often each is drawn; one that may not happen now is drawn anew"""
-AWAY_S = {"engine killed": (1.0, 5.0), "engine ended": (1.0, 5.0), "engine stopped": (1.0, 6.0)}
+"""How often each comes in a deck that is shuffled and played out: a run of 30 s has them all."""
+AWAY_S = {
+    "engine killed": (1.0, 5.0),
+    "engine ended": (1.0, 5.0),
+    "engine stopped": (1.0, 6.0),
+    "engine refuses": (1.0, 4.0),
+}
 SIDECAR_BACK_S = {"worker killed": 3.0, "control killed": 5.0, "supervisor killed": 8.0}
 """before another process of the sidecar is killed: seen 1 to 3 s with two loaded cores"""
 SUPERVISOR_AWAY_S = (0.2, 2.0)
@@ -73,14 +79,19 @@ def make_plan(seed: int, seconds: float, roles: Sequence[Role], workers: int) ->
 
 
 def _faults(rng: Random, seconds: float, times: _Times, workers: int) -> Iterator[Fault]:
+    deck: list[str] = []
     now = rng.uniform(*PAUSE_S)
     while now < seconds:
-        fault = None
-        while fault is None:
-            (kind,) = rng.choices(tuple(WEIGHTS), tuple(WEIGHTS.values()))
+        if not deck:
+            deck = [kind for kind, count in DECK.items() for _ in range(count)]
+            rng.shuffle(deck)
+        for i, kind in enumerate(deck):
             fault = _draw(rng, kind, now, times, workers)
-        yield fault
-        now += rng.uniform(*PAUSE_S)
+            if fault is not None:
+                del deck[i]
+                yield fault
+                break
+        now += rng.uniform(*PAUSE_S)  # also when nothing in the deck may happen yet
 
 
 def _draw(rng: Random, kind: str, now: float, times: _Times, workers: int) -> Fault | None:
@@ -105,17 +116,25 @@ def _draw(rng: Random, kind: str, now: float, times: _Times, workers: int) -> Fa
         return Fault(now, kind, target, control=_control(rng, times.roles[target]))
     lasts_s = rng.uniform(*AWAY_S[kind])
     times.engines[target] = now + lasts_s + ENGINE_BACK_S
-    return Fault(now, kind, target, lasts_s)
+    control = {"kind": "refuse", "for_s": lasts_s} if kind == "engine refuses" else {}
+    return Fault(now, kind, target, lasts_s, control)
+
+
+LEG_KINDS = ("status", "status", "reset", "slow", "hang", "stall", "cut")
+PREFILL_KINDS = ("no_kv", "eos")
 
 
 def _control(rng: Random, role: Role) -> dict[str, object]:
-    """The body of a control request: the next few requests of one leg fail."""
-    legs = ("prefill", "plain") if role == "prefill" else ("decode",)
-    kinds = ["status", "status", "reset", "stall", "cut"] + ["no_kv"] * (role == "prefill")
-    leg, kind = rng.choice(legs), rng.choice(kinds)
+    """What an engine is told: the next few requests of one leg fail (docs/simulator.md)."""
+    leg = rng.choice(("prefill", "prefill", "plain")) if role == "prefill" else "decode"
+    kind = rng.choice(LEG_KINDS + PREFILL_KINDS * (leg == "prefill"))
     body: dict[str, object] = {"leg": leg, "kind": kind, "count": rng.randint(1, 8)}
     if kind == "status":
         body["status"] = rng.choice((409, 429, 500, 500, 503))
-    if kind in ("stall", "cut"):
+    elif kind == "reset":
+        body["when"] = rng.choice(("before", "after"))
+    elif kind == "slow":
+        body["delay_s"] = rng.uniform(0.2, 3.0)
+    elif kind in ("stall", "cut"):
         body["after_tokens"] = rng.randint(0, 5)
     return body

@@ -2,10 +2,12 @@
 
 import asyncio
 import shutil
+import signal
 import tempfile
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from sidecar.sim.options import Mode, Role
@@ -37,6 +39,8 @@ PROGRESS_S = 5.0
 START_LIMIT_S = 30.0
 CALM_SEED = "calm"
 """of the load that is the same each time, so that what it leaves behind can be compared"""
+QUIET_S = 6.0
+"""Idle connections to engines are closed after 4 s (Envoy's, the workers'): they are no leak."""
 SHOWN = 20
 
 
@@ -64,11 +68,14 @@ class Run:
             self._run(stack, engines)
             is_met = self._conclude(stack)
         finally:
+            # An impatient second Ctrl-C must not leave half of it behind.
+            before = signal.signal(signal.SIGINT, signal.SIG_IGN)
             if not is_met:
                 self._keep_logs(stack)
             for engine in engines:
                 engine.close()
             stack.close()
+            signal.signal(signal.SIGINT, before)
         return is_met
 
     def _run(self, stack: Stack, engines: list[SimEngine]) -> None:
@@ -78,9 +85,9 @@ class Run:
         addresses = {engine.address for engine in engines}
         until(lambda: addresses <= stack.placeable(), "all engines are placeable", START_LIMIT_S)
         self._calm(stack, self._times.warm_s, "warm-up")
-        before, series_before = self._rest(stack, engines, "before", 0.0)
+        before, series_before = self._rest(stack, engines, "before", QUIET_S)
         self._chaos(stack, engines)
-        self._rest(stack, engines, "after the chaos", 0.0)
+        self._rest(stack, engines, "after the chaos", QUIET_S)
         self._calm(stack, self._times.warm_s, "the same load")
         warm = census(stack, WORKERS)
         self._calm(stack, self._times.again_s, "and again")
@@ -92,9 +99,7 @@ class Run:
         """The calm load; every good request of it must have its right answer."""
         asked = self._tally.requests
         deadline = time.monotonic() + seconds
-        traffic = Traffic(
-            stack.url, f"{CALM_SEED}/{what}", self._tally, self._outages, is_calm=True
-        )
+        traffic = Traffic(stack.url, CALM_SEED, self._tally, self._outages, is_calm=True)
         asyncio.run(traffic.run(lambda: time.monotonic() > deadline))
         self._say(f"  {what}: {self._tally.requests - asked} requests in {seconds:g} s")
 
@@ -115,22 +120,24 @@ class Run:
         is_over = threading.Event()
         seed = f"{self._mode}/{self._seed}"
         traffic = Traffic(stack.url, seed, self._tally, self._outages, is_calm=False)
-        load = threading.Thread(target=lambda: asyncio.run(traffic.run(is_over.is_set)))
+        pool = ThreadPoolExecutor(1, "load")
         assault = Assault(plan, stack, engines, self._outages, self._tally, self._fault)
         watch.start()
-        load.start()
+        load = pool.submit(lambda: asyncio.run(traffic.run(is_over.is_set)))
         began = said = time.monotonic()
         try:
-            while not assault.is_over:
+            while not assault.is_over and not load.done():
                 assault.tick()
                 if time.monotonic() - said >= PROGRESS_S:
                     said = time.monotonic()
                     self._progress(said - began, traffic, assault)
                 time.sleep(TICK_S)
+            assault.clear()
         finally:
             is_over.set()
-            load.join()
+            pool.shutdown()
             watch.stop()
+        load.result()
         self._say(f"  faults: {words(assault.done)}; {watch.lives} lives of engines")
         self._rows.append(("engines, all lives", engine_rows(watch)))
 

@@ -18,6 +18,22 @@ by the client itself; not within the limit."""
 
 INJECTED_STATUSES = (409, 429, 500, 503)
 """what the harness asks engines to answer"""
+REASONS = {
+    503: (
+        "no_prefill_instance",
+        "no_decode_instance",
+        "no_worker",
+        "prefill_refused",
+        "decode_refused",
+        "decode_reset",
+        "instance_gone",
+    ),
+    502: ("prefill_error", "prefill_reset", "prefill_without_kv"),
+    504: ("prefill_timeout", "decode_timeout"),
+}
+"""What an engine, a worker or a pool that is away may cause. Not here: `refused` (Envoy could not
+say why), `internal`, `draining` (nobody drains), `overloaded` and `worker_timeout` (nothing is near
+those limits)."""
 ROUTER_FAULTS = ("EngineCore", "with kv_transfer_params", "on wrong role", "wrong_", "no_session")
 """An engine that says one of these was sent what no router may send, whoever was killed."""
 
@@ -48,6 +64,8 @@ def judge(question: Question, heard: Heard, *, is_edge_down: bool, is_calm: bool
     `is_calm`: nothing was broken, so that nothing is excused.
     """
     verdict = _judge(question, heard, is_edge_down)
+    if verdict.kind == "cut early" and not is_edge_down:
+        return Verdict(verdict.kind, "a short answer was cut though Envoy lived")
     is_excuse = verdict.kind not in ("right", "left", "refused rightly")
     if is_calm and is_excuse and not verdict.violation:
         return Verdict(verdict.kind, "nothing was broken: only the right answer is right")
@@ -84,7 +102,7 @@ def _judge_error(question: Question, heard: Heard) -> Verdict:
     if heard.end == "left":
         return Verdict("left")
     if heard.end == "cut":
-        return Verdict("cut in an error")
+        return Verdict("cut early")
     headers = heard.headers or {}
     error = _error_of(heard)
     if isinstance(error, str):
@@ -119,14 +137,14 @@ def _judge_own_error(question: Question, status: int, reason: str | None, code: 
     kind = f"{status} {reason}"
     if reason != code:
         return Verdict(kind, f"x-pd-error is {reason!r}, the code {code!r}")
-    if status == 500:
-        return Verdict(kind, "a 500 of the router's own")
     if question.refusal is not None and status == question.refusal:
         return Verdict("refused rightly")
     if status < 500:
         return Verdict(kind, f"a good request was refused with {status}")
     if question.kind == "unknown path":
         return Verdict(kind, "Envoy alone answers unknown paths")
+    if reason not in REASONS.get(status, ()):
+        return Verdict(kind, f"nothing that happens here may be answered {status} {reason}")
     return Verdict(kind)
 
 
@@ -152,7 +170,7 @@ def _judge_engine_error(
 
 def _judge_models(heard: Heard) -> Verdict:
     if heard.end == "cut":
-        return Verdict("cut whole answer")
+        return Verdict("cut early")
     try:
         names = [one["id"] for one in json.loads(heard.body)["data"]]
     except (ValueError, LookupError, TypeError):
