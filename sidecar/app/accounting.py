@@ -9,9 +9,18 @@ from collections.abc import Callable
 from typing import Any
 
 from sidecar.app import evidence
-from sidecar.exchange.ledger import Closed, Ledger
+from sidecar.exchange.ledger import Closed, Ledger, Open
 from sidecar.exchange.reasons import OWN_REPLY, Outcome, Reason
-from sidecar.exchange.records import Batch, Moved, Placed, PrefillEnded, Record, Refused, Replied
+from sidecar.exchange.records import (
+    Batch,
+    Moved,
+    Placed,
+    PrefillEnded,
+    Record,
+    Refused,
+    Replied,
+    TransferFailed,
+)
 from sidecar.routing.instance import TransferMode
 from sidecar.routing.slots import Slot
 from sidecar.routing.standing import Evidence
@@ -34,6 +43,7 @@ class Accounting:
         """(role, slot) -> requests placed since start"""
         self.outcomes: Counter[str] = Counter()
         self.on_evidence: Callable[[Evidence], None] = lambda _: None
+        self.on_closed: Callable[[Closed], None] = lambda _: None
         """called with how each prefill leg went"""
         self._failures = Repeated()
         self._early: dict[str, tuple[Entry, float]] = {}
@@ -56,8 +66,8 @@ class Accounting:
             self._count("decode", record.decode)
         elif isinstance(record, Replied):
             self._replied(record)
-        elif isinstance(record, Refused):
-            self._metrics.refusals.labels(record.reason).inc()
+        elif isinstance(record, TransferFailed):
+            self.freed(record.decode, is_freed=record.is_freed)
         self.ledger.note(record, now)
         if isinstance(record, Replied | Refused):
             early = self._early.pop(record.exchange, None)
@@ -104,8 +114,6 @@ class Accounting:
     def _replied(self, record: Replied) -> None:
         if record.phase:
             self._metrics.cancellations.labels(record.phase).inc()
-        if record.reason is not None:
-            self._metrics.refusals.labels(record.reason).inc()
         if record.overhead_s is not None:
             self._metrics.overhead.observe(record.overhead_s)
         entry = self.ledger.find(record.exchange)
@@ -160,8 +168,9 @@ class Accounting:
         self._metrics.requests.labels(model, closed.api, closed.outcome).inc()
         if closed.outcome is Outcome.LOST:
             self._metrics.lost.inc()
-        if closed.orphaned_at is not None:
-            self._metrics.orphaned.labels(closed.orphaned_at.address).inc()
+        if closed.reason is not None:
+            self._metrics.refusals.labels(closed.reason).inc()
+        self.on_closed(closed)
         entry = closed.entry
         if entry is None:
             return
@@ -184,6 +193,11 @@ class Accounting:
         labels = (slot.address, str(slot.dp_rank))
         self._metrics.decode_duration.labels(*labels).observe(max(0.0, total_s - before))
 
+    def freed(self, slot: Slot, *, is_freed: bool) -> None:
+        """A transfer left its blocks at that slot: freed by a notice of ours, or not."""
+        family = self._metrics.released if is_freed else self._metrics.orphaned
+        family.labels(slot.address).inc()
+
     def forget_instance(self, address: str) -> None:
         """Drop its counts and series; to be called when no open exchange uses it any more."""
         for key in [key for key in self.placed if key[1].address == address]:
@@ -205,17 +219,19 @@ class Accounting:
                 "prefill": _slot(entry.placed.prefill),
                 "decode": _slot(entry.placed.decode),
                 "holds": [r for r in ("prefill", "decode") if getattr(entry, r) is not None],
-                "phase": _phase(entry.is_with_log, entry.prefill is not None),
+                "phase": _phase(entry),
                 "is_adopted": entry.is_adopted,
             }
             for entry in self.ledger
         ]
 
 
-def _phase(is_with_log: bool, holds_prefill: bool) -> str:
-    if is_with_log:
+def _phase(entry: Open) -> str:
+    if entry.is_prefill_running:
+        return "prefill_alone"
+    if entry.is_with_log:
         return "decode"
-    return "prefill" if holds_prefill else "placed"
+    return "prefill" if entry.prefill is not None else "placed"
 
 
 def _slot(slot: Slot | None) -> str | None:

@@ -12,12 +12,14 @@ from sidecar import __version__
 from sidecar.app import evidence, registry_file, settings
 from sidecar.app.accounting import Accounting
 from sidecar.app.files import envoy_yaml
+from sidecar.app.orphans import Orphans
 from sidecar.app.pool_keeper import Outlets, PoolKeeper
 from sidecar.config import Config
 from sidecar.edge.access_log_server import AccessLogServer
 from sidecar.edge.admin_server import AdminServer, Readings
 from sidecar.edge.discovery_server import DiscoveryServer
 from sidecar.edge.heartbeat_listener import HeartbeatListener
+from sidecar.edge.kv_notifier import KvNotifier
 from sidecar.edge.lifeline import Lifeline
 from sidecar.edge.prober import Prober
 from sidecar.edge.run_dir import RunDir
@@ -61,6 +63,15 @@ class Control:
         models = {i.address: e.models for i, e in zip(static, config.instances, strict=True)}
         self.keeper = PoolKeeper(registry, self.accounting, self.metrics, models)
         self.accounting.on_evidence = self.keeper.judged
+        self._notifier = KvNotifier() if config.engine.release_kv else None
+        self._orphans = Orphans(
+            lambda slot, is_freed: self.accounting.freed(slot, is_freed=is_freed),
+            self._notifier,
+            self.keeper.find,
+            registry.alive_since,
+            config.engine.transfer_timeout_s,
+        )
+        self.accounting.on_closed = lambda closed: self._orphans.closed(closed, monotonic())
         self._load(registry)
         for instance in static:
             registry.add_static(instance, monotonic())
@@ -107,6 +118,9 @@ class Control:
             await self._link.close()
             await self._admin.close()
             await self._grpc.stop(0.2)
+            await self._orphans.close()
+            if self._notifier is not None:
+                self._notifier.close()
 
     async def _start(self, prober: Prober) -> None:
         """Take the ports first, then serve; engines are heard last, when all else is there."""
@@ -170,6 +184,7 @@ class Control:
                 continue
             self.keeper.sweep(now)
             self.accounting.sweep(now)
+            self._orphans.sweep(now)
 
     # --- drain (design §7 Stop)
 
@@ -221,9 +236,7 @@ class Control:
         now = monotonic()
         if isinstance(message, Hello):
             log.info("worker %d is connected (pid %d)", worker, message.pid)
-            for placed in message.open:
-                # Always: what is known may be adopted, or given up when the link broke.
-                self.accounting.ledger.note(placed, now)
+            self.accounting.ledger.greet(message, now)
         else:
             self.accounting.batch(message, now)
 

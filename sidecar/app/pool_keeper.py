@@ -19,7 +19,7 @@ from sidecar.routing.record import Change, ChangeKind
 from sidecar.routing.registry import Registry
 from sidecar.routing.slots import Slot
 from sidecar.routing.standing import Evidence
-from sidecar.routing.view import View
+from sidecar.routing.view import Member, View
 from sidecar.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -169,6 +169,10 @@ class PoolKeeper:
             log.warning("%s: %s", instance.address, change.warning)
 
     # --- readings
+
+    def find(self, address: str) -> Member | None:
+        """The pool's member at an address."""
+        return next((m for m in self.view.members if m.instance.address == address), None)
 
     def not_ready(self) -> str:
         """Why no request could be placed now; empty: it could."""

@@ -8,20 +8,25 @@ from collections.abc import Coroutine
 from typing import Any
 from uuid import uuid4
 
+import msgspec
+
 from sidecar.app import settings
+from sidecar.app.transfer_keeper import TransferKeeper
 from sidecar.config import Config
 from sidecar.edge.ext_proc_server import ExtProcServer
+from sidecar.edge.kv_notifier import KvNotifier
 from sidecar.edge.lifeline import Lifeline
 from sidecar.edge.prefill_client import PrefillClient
 from sidecar.edge.run_dir import RunDir
 from sidecar.edge.shared_cursors import SharedCursors
+from sidecar.edge.transfer_journal import TransferJournal
 from sidecar.edge.worker_link import LinkClient
 from sidecar.exchange.effects import StartPrefill
 from sidecar.exchange.events import PrefillAnswered, PrefillFailed
 from sidecar.exchange.machine import Exchange
 from sidecar.exchange.records import Hello, Record
 from sidecar.exchange.situation import survey
-from sidecar.routing.policies import another_decode, pick, pick_single
+from sidecar.routing.policies import another_decode, pick, pick_single, spare_decode
 from sidecar.routing.pool import Pool
 from sidecar.routing.slots import Demand, NoPlacement, Placement
 from sidecar.routing.view import View
@@ -41,6 +46,11 @@ class Worker:
         self._client = PrefillClient(config.tuning.upstream.connect_timeout_s)
         self._has_view = asyncio.Event()
         self._set_view(View(number=0))
+        self._journal = TransferJournal(run_dir.transfers(index))
+        self._notifier = KvNotifier() if config.engine.release_kv else None
+        self.transfers = TransferKeeper(
+            self._journal, self._notifier, self.note, config.engine.transfer_timeout_s
+        )
         self._server = ExtProcServer(self)
         self._socket = run_dir.worker_socket(index)
         self._link = LinkClient(
@@ -53,6 +63,7 @@ class Worker:
     async def run(self, stop: asyncio.Event) -> None:
         """Serve from the first view on, until `stop`."""
         link = asyncio.create_task(self._link.run())
+        self.transfers.recover()
         try:
             # Without a view every request would be refused: better that Envoy asks another worker.
             await _first(self._has_view.wait(), stop.wait(), link)
@@ -64,13 +75,22 @@ class Worker:
                 link.result()  # never meant to end: better a new worker than one with an old view
         finally:
             await self._server.close(CLOSE_GRACE_S)
+            await self.transfers.close()
             link.cancel()
             await asyncio.gather(link, return_exceptions=True)
             await self._client.close()
+            if self._notifier is not None:
+                self._notifier.close()
+            self._journal.close()
             self._cursors.close()
 
     def _hello(self) -> Hello:
-        return Hello(worker=self._index, pid=os.getpid(), open=self._server.open_records())
+        return Hello(
+            worker=self._index,
+            pid=os.getpid(),
+            open=self._server.open_records(),
+            running_on=self._server.running_on(),
+        )
 
     def _on_view(self, view: View) -> None:
         self._set_view(view)
@@ -91,10 +111,14 @@ class Worker:
 
     def confirm(self, placement: Placement, demand: Demand) -> Placement | NoPlacement:
         assert placement.decode is not None
-        if self._pool.is_placeable(placement.decode):
-            return placement
-        with self._cursors.held():
-            return another_decode(self._pool, placement, demand, self._cursors)
+        confirmed: Placement | NoPlacement = placement
+        if not self._pool.is_placeable(placement.decode):
+            with self._cursors.held():
+                confirmed = another_decode(self._pool, placement, demand, self._cursors)
+        if isinstance(confirmed, NoPlacement):
+            return confirmed
+        spare = spare_decode(self._pool, confirmed, demand)
+        return msgspec.structs.replace(confirmed, spare=spare)
 
     def note(self, record: Record) -> None:
         self._link.note(record)

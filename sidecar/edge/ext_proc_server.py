@@ -1,8 +1,8 @@
 """The ext_proc server of one worker: drives one `Exchange` for each stream.
 
 Raw bytes in and out (no generated servicer: one copy less for each message). It performs effects
-and feeds events; it decides nothing. Invariant: whatever way a stream ends, the notes that give
-slots back are written.
+and feeds events; it decides nothing. Invariants: whatever way a stream ends, the notes that give
+slots back are written; a prefill leg that outlives its stream is waited for by the server.
 """
 
 import asyncio
@@ -17,11 +17,22 @@ import grpc.aio
 import msgspec
 
 from sidecar.errors import StartError
-from sidecar.exchange.effects import ClosePrefill, Confirm, Effect, Note, Place, Send, StartPrefill
+from sidecar.exchange.effects import (
+    ClosePrefill,
+    Confirm,
+    Effect,
+    EndTransfer,
+    FailTransfer,
+    Note,
+    Place,
+    Send,
+    StartPrefill,
+)
 from sidecar.exchange.events import Broke, ClientLeft, Event, PrefillAnswered, PrefillFailed
 from sidecar.exchange.machine import Exchange
 from sidecar.exchange.phase import Phase
 from sidecar.exchange.records import Placed, Record, Replied
+from sidecar.exchange.transfer import Transfer
 from sidecar.routing.slots import Demand, NoPlacement, Placement
 from sidecar.wire import ext_proc
 
@@ -42,8 +53,21 @@ OPTIONS = [
 ]
 
 
+class Transfers(Protocol):
+    """Who keeps what decode engines wait for."""
+
+    def open(self, transfer: Transfer) -> None: ...
+
+    def end(self, transfer_id: str) -> None: ...
+
+    def fail(self, transfer_id: str, *, is_certain: bool) -> None: ...
+
+
 class Surroundings(Protocol):
     """What a stream needs of its worker."""
+
+    @property
+    def transfers(self) -> Transfers: ...
 
     def new_exchange(self) -> Exchange: ...
 
@@ -61,6 +85,7 @@ class ExtProcServer:
         self._surroundings = surroundings
         self._server = grpc.aio.server(options=OPTIONS)
         self._streams: set[_Stream] = set()
+        self._running_on: dict[asyncio.Task[None], _Stream] = {}
         handler = grpc.stream_stream_rpc_method_handler(self._process)
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, {"Process": handler}),)
@@ -80,11 +105,17 @@ class ExtProcServer:
 
     async def close(self, grace_s: float) -> None:
         await self._server.stop(grace_s)
+        for task in self._running_on:
+            task.cancel()
+        await asyncio.gather(*self._running_on, return_exceptions=True)
 
     def open_records(self) -> tuple[Placed, ...]:
         """What the running streams hold, for a control process that starts anew."""
-        records = (stream.exchange.open_record for stream in self._streams)
-        return tuple(record for record in records if record is not None)
+        return _records(self._streams)
+
+    def running_on(self) -> tuple[Placed, ...]:
+        """What the prefill legs hold that outlived their streams."""
+        return _records(self._running_on.values())
 
     async def _process(
         self, _requests: AsyncIterator[bytes], context: "grpc.aio.ServicerContext[bytes, bytes]"
@@ -95,6 +126,15 @@ class ExtProcServer:
             await stream.run()
         finally:
             self._streams.discard(stream)
+            if stream.exchange.phase is Phase.PREFILL_ALONE:
+                task = asyncio.create_task(stream.run_on())
+                self._running_on[task] = stream
+                task.add_done_callback(self._running_on.pop)
+
+
+def _records(streams: "Iterable[_Stream]") -> tuple[Placed, ...]:
+    records = (stream.exchange.open_record for stream in streams)
+    return tuple(record for record in records if record is not None)
 
 
 class _Stream:
@@ -115,16 +155,36 @@ class _Stream:
 
     async def run(self) -> None:
         try:
-            while self.exchange.phase is not Phase.DONE:
+            while self.exchange.phase not in (Phase.DONE, Phase.PREFILL_ALONE):
                 await self._handle(await self._next_event())
         except Exception:  # a bug, whatever it is, is the client's 500 and costs no other stream
             log.exception("exchange %s failed", self.exchange.exchange_id)
             await self._handle(Broke())
         finally:
-            self._settle(self.exchange.handle(ClientLeft(), monotonic()))
-            for task in (self._prefill, self._read):
-                if task is not None:
-                    task.cancel()
+            left = ClientLeft(prefill=self._prefill_result())
+            self._settle(self.exchange.handle(left, monotonic()))
+            if self._read is not None:
+                self._read.cancel()
+            if self._prefill is not None and self.exchange.phase is Phase.DONE:
+                self._prefill.cancel()
+
+    async def run_on(self) -> None:
+        """Wait for the prefill leg, for decode's sake. Bounded: the leg has its time limit."""
+        event: Event = Broke()
+        try:
+            if self._prefill is not None:
+                event = await self._take_prefill()
+        except Exception:
+            log.exception("prefill of exchange %s failed", self.exchange.exchange_id)
+        finally:
+            self._settle(self.exchange.handle(event, monotonic()))
+
+    def _prefill_result(self) -> PrefillAnswered | PrefillFailed | None:
+        """What the prefill leg gave, if it has ended and nobody took it."""
+        task = self._prefill
+        if task is None or not task.done() or task.cancelled() or task.exception() is not None:
+            return None
+        return task.result()
 
     async def _handle(self, event: Event) -> None:
         self._woke = perf_counter()
@@ -180,9 +240,9 @@ class _Stream:
         """Do it; returns the effects of the event that it gave, if it gave one."""
         if isinstance(effect, Send):
             await self._send(effect.reply)
-        elif isinstance(effect, Note):
-            self._note(effect.record)
         elif isinstance(effect, StartPrefill):
+            if effect.transfer is not None:
+                self._here.transfers.open(effect.transfer)
             self._prefill = asyncio.create_task(self._here.prefill(effect))
         elif isinstance(effect, Place):
             started = perf_counter()
@@ -195,16 +255,25 @@ class _Stream:
             return self.exchange.handle(
                 self._here.confirm(effect.placement, effect.demand), monotonic()
             )
-        elif isinstance(effect, ClosePrefill) and self._prefill is not None:
-            self._prefill.cancel()
-            self._prefill = None
+        else:
+            self._settle_one(effect)
         return []
 
     def _settle(self, effects: Iterable[Effect]) -> None:
         """What must happen even when nobody listens any more."""
         for effect in effects:
-            if isinstance(effect, Note):
-                self._note(effect.record)
+            self._settle_one(effect)
+
+    def _settle_one(self, effect: Effect) -> None:
+        if isinstance(effect, Note):
+            self._note(effect.record)
+        elif isinstance(effect, EndTransfer):
+            self._here.transfers.end(effect.transfer_id)
+        elif isinstance(effect, FailTransfer):
+            self._here.transfers.fail(effect.transfer_id, is_certain=effect.is_certain)
+        elif isinstance(effect, ClosePrefill) and self._prefill is not None:
+            self._prefill.cancel()
+            self._prefill = None
 
     async def _send(self, reply: ext_proc.Reply) -> None:
         await self._context.write(ext_proc.encode(reply))

@@ -48,6 +48,10 @@ class RunDir:
     def config(self) -> Path:
         return self.path / "config.json"
 
+    def transfers(self, worker: int) -> Path:
+        """what decode engines wait for of this worker"""
+        return self.path / f"transfers.w{worker}"
+
     def worker_socket(self, index: int) -> Path:
         return self.path / f"w{index}.sock"
 

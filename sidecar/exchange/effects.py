@@ -7,6 +7,7 @@ alone.
 import msgspec
 
 from sidecar.exchange.records import Record
+from sidecar.exchange.transfer import Transfer
 from sidecar.routing.slots import Demand, Placement
 from sidecar.wire.ext_proc import Reply
 
@@ -42,10 +43,26 @@ class StartPrefill(msgspec.Struct, frozen=True, kw_only=True):
     """for the whole answer"""
     body_timeout_s: float | None
     """after a 2xx status line, for the rest of the answer; None: no limit of its own"""
+    transfer: Transfer | None = None
+    """WRITE: what decode waits for from now on, to be kept until EndTransfer or FailTransfer"""
 
 
 class ClosePrefill(msgspec.Struct, frozen=True):
     """Close the prefill leg if it still runs: for vLLM that is the abort."""
+
+
+class EndTransfer(msgspec.Struct, frozen=True):
+    """Decode waits no more: prefill pushes, or decode has ended by itself."""
+
+    transfer_id: str
+
+
+class FailTransfer(msgspec.Struct, frozen=True):
+    """Prefill will not push, and decode does not know."""
+
+    transfer_id: str
+    is_certain: bool
+    """prefill never began; else it may still push until its engine's own time limit is over"""
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -54,4 +71,4 @@ class Note(msgspec.Struct, frozen=True):
     record: Record
 
 
-Effect = Send | Place | Confirm | StartPrefill | ClosePrefill | Note
+Effect = Send | Place | Confirm | StartPrefill | ClosePrefill | EndTransfer | FailTransfer | Note

@@ -28,6 +28,9 @@ class PrefillFailed(msgspec.Struct, frozen=True, kw_only=True):
 class ClientLeft(msgspec.Struct, frozen=True):
     """Envoy ended the stream because the client (or Envoy's own limit) ended the request."""
 
+    prefill: PrefillAnswered | PrefillFailed | None = None
+    """how the prefill leg had ended just before, if nobody had taken that up yet"""
+
 
 class Broke(msgspec.Struct, frozen=True):
     """The driver failed, or this package did: a bug, of which the client hears as an error 500."""

@@ -12,8 +12,19 @@ from collections.abc import Iterator
 
 import msgspec
 
+from sidecar.exchange.envoys_ends import outcome_of, reason_of
 from sidecar.exchange.reasons import OWN_REPLY, TABLE, Outcome, Reason
-from sidecar.exchange.records import Moved, Placed, PrefillEnded, Record, Refused, Replied
+from sidecar.exchange.records import (
+    Hello,
+    Moved,
+    Placed,
+    PrefillEnded,
+    Record,
+    Refused,
+    Replied,
+    Spare,
+    TransferFailed,
+)
 from sidecar.routing.instance import TransferMode
 from sidecar.routing.slots import Slot
 from sidecar.wire.access_log import Entry, Trail
@@ -38,6 +49,9 @@ class Open(msgspec.Struct, kw_only=True):
     is_with_log: bool = False
     """the worker is done with it: only the access log will end it"""
     is_adopted: bool = False
+    is_prefill_running: bool = False
+    """its client is gone, its prefill leg goes on: that slot outlives the exchange"""
+    spare: Spare | None = None
     reason: Reason | None = None
     client_phase: str = ""
     prefill_s: float | None = None
@@ -58,8 +72,12 @@ class Closed(msgspec.Struct, frozen=True, kw_only=True):
     client_phase: str = ""
     entry: Entry | None = None
     prefill_s: float | None = None
-    orphaned_at: Slot | None = None
-    """the prefill slot whose KV decode never fetched, in READ"""
+    is_orphaned: bool = False
+    """prefill handed KV over, and no decode instance was reached to take it"""
+    may_be_waiting: bool = False
+    """WRITE: decode was reached and never began to answer: it may wait for prefill's push"""
+    since: float = 0.0
+    """when it was placed"""
 
 
 class Ledger:
@@ -68,6 +86,8 @@ class Ledger:
     def __init__(self, report_interval_s: float) -> None:
         self._patience_s = PATIENCE_INTERVALS * report_interval_s
         self._open: dict[str, Open] = {}
+        self._running_on: dict[str, Open] = {}
+        """ended exchanges that still hold their prefill slot"""
         self._ended: dict[str, float] = {}
         self._refused: dict[str, tuple[Refused, float]] = {}
         self.in_flight: Counter[tuple[str, Slot]] = Counter()
@@ -76,16 +96,21 @@ class Ledger:
         """(role, slot) -> bytes of their request bodies; 0 for those adopted after a restart"""
 
     def __repr__(self) -> str:
-        return f"<Ledger open={len(self._open)} ended={len(self._ended)}>"
+        return (
+            f"<Ledger open={len(self._open)} running_on={len(self._running_on)} "
+            f"ended={len(self._ended)}>"
+        )
 
     def __len__(self) -> int:
-        return len(self._open)
+        return len(self._open) + len(self._running_on)
 
     def __iter__(self) -> Iterator[Open]:
-        return iter(self._open.values())
+        """All that hold a slot, also those of which only the prefill leg goes on."""
+        yield from self._open.values()
+        yield from self._running_on.values()
 
     def find(self, exchange: str) -> Open | None:
-        return self._open.get(exchange)
+        return self._open.get(exchange) or self._running_on.get(exchange)
 
     def is_told(self, exchange: str) -> bool:
         """Whether its worker has said all it will say: then its end entry may close it."""
@@ -107,8 +132,30 @@ class Ledger:
         elif isinstance(record, Refused):
             if record.exchange not in self._ended:
                 self._refused[record.exchange] = (record, now)
+        elif isinstance(record, TransferFailed):
+            return  # of an exchange that has ended, or will by itself
         elif (entry := self._open.get(record.exchange)) is not None:
             self._progress(entry, record, now)
+        elif isinstance(record, PrefillEnded):
+            self._ran_on(record.exchange)
+
+    def _ran_on(self, exchange: str) -> None:
+        entry = self._running_on.pop(exchange, None)
+        if entry is not None:
+            self._release(entry)
+
+    def greet(self, hello: Hello, now: float) -> None:
+        """A worker's link is new: what it says it holds is all that it holds. What is known may be
+        adopted, or given up when the link broke."""
+        for placed in hello.open:
+            self._placed(placed, now)
+        for entry in [e for e in self._running_on.values() if e.placed.worker == hello.worker]:
+            self._ran_on(entry.placed.exchange)
+        for placed in hello.running_on:
+            entry = Open(placed=placed, since=now, named=now, prefill=placed.prefill, decode=None)
+            entry.is_with_log = entry.is_prefill_running = True
+            self._hold("prefill", entry.prefill, 1, placed.prompt_bytes)
+            self._running_on[placed.exchange] = entry
 
     def _placed(self, record: Placed, now: float) -> None:
         if record.exchange in self._ended:
@@ -127,19 +174,18 @@ class Ledger:
         entry.named = now
         if isinstance(record, PrefillEnded):
             entry.prefill_s, entry.prefill_reason = record.seconds, record.reason
+            entry.is_prefill_running = False
             self._prefill_over(entry)
         elif isinstance(record, Moved):
-            self._hold("decode", entry.decode, -1, entry.placed.prompt_bytes)
-            entry.placed = msgspec.structs.replace(entry.placed, decode=record.decode)
-            entry.decode = record.decode
-            self._hold("decode", entry.decode, 1, entry.placed.prompt_bytes)
+            self._move(entry, record.decode)
         else:
             entry.is_with_log = True
             entry.reason, entry.client_phase = record.reason, record.phase
-            if record.is_handed_over:
-                self._prefill_over(entry)
-            else:
-                self._release(entry)
+            entry.spare, entry.is_prefill_running = record.spare, record.is_prefill_running
+            if not record.is_handed_over:
+                self._decode_over(entry)
+            if not record.is_prefill_running:
+                self._prefill_over(entry, is_whole=not record.is_handed_over)
 
     def worker_lost(self, worker: int, now: float) -> None:
         """A worker died: Envoy answers what it held, and the access log will tell."""
@@ -147,13 +193,29 @@ class Ledger:
             if entry.placed.worker == worker and not entry.is_with_log:
                 entry.is_with_log, entry.named = True, now
                 self._prefill_over(entry)
+            elif entry.placed.worker == worker and entry.is_prefill_running:
+                entry.is_prefill_running = False
+                self._prefill_over(entry)
+        for entry in [e for e in self._running_on.values() if e.placed.worker == worker]:
+            self._ran_on(entry.placed.exchange)
 
-    def _prefill_over(self, entry: Open) -> None:
-        """The prefill leg is over. An aggregated exchange has none: it holds its slot to the
-        answer's end."""
-        if entry.placed.mode is not None:
+    def _prefill_over(self, entry: Open, *, is_whole: bool = False) -> None:
+        """The prefill leg is over. An aggregated exchange has none: it holds its slot until the
+        whole is."""
+        if entry.placed.mode is not None or is_whole:
             self._hold("prefill", entry.prefill, -1, entry.placed.prompt_bytes)
             entry.prefill = None
+
+    def _decode_over(self, entry: Open) -> None:
+        self._hold("decode", entry.decode, -1, entry.placed.prompt_bytes)
+        entry.decode = None
+
+    def _move(self, entry: Open, decode: Slot) -> None:
+        """Another decode slot serves it."""
+        self._decode_over(entry)
+        entry.placed = msgspec.structs.replace(entry.placed, decode=decode)
+        entry.decode = decode
+        self._hold("decode", entry.decode, 1, entry.placed.prompt_bytes)
 
     # --- what the access log says ---------------------------------------------------------------
 
@@ -163,15 +225,22 @@ class Ledger:
             return None
         if not log.exchange:
             # Envoy refused it before the sidecar heard of it: nothing is held, but it is counted.
-            return _closed(None, None, "", log) if log.is_end else None
+            return _closed(None, _reason(log), "", log) if log.is_end else None
         if log.is_end:
             return self._end(log, now)
         entry = self._open.get(log.exchange)
         if entry is not None:
             entry.named = now
+            self._turned(entry, log)
         elif log.trail is not None and log.exchange not in self._ended:
             self._adopt(log.exchange, log.trail, now)
         return None
+
+    def _turned(self, entry: Open, log: Entry) -> None:
+        """Envoy may have turned to the spare host: the log, not the placement, says who serves."""
+        if entry.spare is not None and entry.spare.endpoint == log.upstream:
+            self._move(entry, entry.spare.slot)
+            entry.spare = None
 
     def _adopt(self, exchange: str, trail: Trail, now: float) -> None:
         """Named but unknown: we were restarted. Prefill is over, or we would have been asked."""
@@ -197,16 +266,21 @@ class Ledger:
         entry = self._open.pop(log.exchange, None)
         refused = self._refused.pop(log.exchange, None)
         if entry is not None:
-            self._release(entry)
+            self._turned(entry, log)
+            self._close_slots(entry)
             # The worker may have died between its answer and the record of it.
-            reason = entry.reason or _reason(log.reply)
+            reason = entry.reason or _reason(log)
             ended = _closed(entry.placed, reason, entry.client_phase, log)
             return msgspec.structs.replace(
-                ended, prefill_s=entry.prefill_s, orphaned_at=_orphaned(entry, log)
+                ended,
+                prefill_s=entry.prefill_s,
+                is_orphaned=_is_orphaned(entry, log),
+                may_be_waiting=_may_be_waiting(entry, log),
+                since=entry.since,
             )
         if refused is not None:
             return _refused(refused[0], log)
-        return _closed(None, _reason(log.reply), "", log)
+        return _closed(None, _reason(log), "", log)
 
     # --- time -----------------------------------------------------------------------------------
 
@@ -233,7 +307,7 @@ class Ledger:
 
     def _lose(self, key: str, now: float) -> Closed:
         entry = self._open.pop(key)
-        self._release(entry)
+        self._close_slots(entry)
         self._ended[key] = now
         placed = entry.placed
         return Closed(
@@ -246,6 +320,14 @@ class Ledger:
         )
 
     # --- slots ----------------------------------------------------------------------------------
+
+    def _close_slots(self, entry: Open) -> None:
+        """Of an exchange that has ended: all, but a prefill slot whose leg goes on."""
+        if not entry.is_prefill_running or entry.prefill is None:
+            self._release(entry)
+            return
+        self._decode_over(entry)
+        self._running_on[entry.placed.exchange] = entry
 
     def _release(self, entry: Open) -> None:
         self._hold("prefill", entry.prefill, -1, entry.placed.prompt_bytes)
@@ -270,17 +352,30 @@ def _older(times: dict[str, float], now: float) -> Iterator[str]:
         yield key
 
 
-def _reason(reply: str) -> Reason | None:
-    return Reason(reply) if reply in Reason.__members__.values() else None
+def _reason(log: Entry) -> Reason | None:
+    """The sidecar's own reason first, then Envoy's."""
+    is_ours = log.reply in Reason.__members__.values()
+    return Reason(log.reply) if is_ours else reason_of(log)
 
 
-def _orphaned(entry: Open, log: Entry) -> Slot | None:
-    """Where KV lies that prefill handed over and that no decode instance was reached to fetch."""
-    is_handed_over = entry.prefill_s is not None and entry.prefill_reason is None
-    is_reached = log.upstream and not log.flags & {"UF", "UH", "UO"}
-    if entry.placed.mode is not TransferMode.READ or not is_handed_over or is_reached:
-        return None
-    return entry.placed.prefill
+def _is_reached(log: Entry) -> bool:
+    return bool(log.upstream) and not log.flags & {"UF", "UH", "UO"}
+
+
+def _is_handed_over(entry: Open) -> bool:
+    is_pair = entry.placed.mode is not None
+    return is_pair and entry.prefill_s is not None and entry.prefill_reason is None
+
+
+def _is_orphaned(entry: Open, log: Entry) -> bool:
+    """KV lies that prefill handed over and that no decode instance was reached to fetch."""
+    return _is_handed_over(entry) and not _is_reached(log)
+
+
+def _may_be_waiting(entry: Open, log: Entry) -> bool:
+    is_write = entry.placed.mode is TransferMode.WRITE
+    has_begun = log.first_byte_s is not None
+    return is_write and _is_handed_over(entry) and _is_reached(log) and not has_begun
 
 
 def _refused(record: Refused, log: Entry | None) -> Closed:
@@ -307,18 +402,3 @@ def _closed(placed: Placed | None, reason: Reason | None, phase: str, log: Entry
         client_phase=phase,
         entry=log,
     )
-
-
-def outcome_of(reason: Reason | None, log: Entry) -> Outcome:
-    """How the client saw it end: the sidecar's own reason first, then Envoy's flags and status."""
-    if reason is not None:
-        return TABLE[reason].outcome
-    if log.flags & {"DC", "DR"} or log.status == 0:
-        return Outcome.CANCELLED
-    if log.flags & {"SI", "DT"} or ("UT" in log.flags and log.status == 200):
-        return Outcome.STALLED
-    if not log.exchange and log.status >= 500:
-        return Outcome.REFUSED  # by Envoy: no worker answers, or too much is open
-    if log.flags & {"UH", "UF", "UC", "UT", "UR", "UO", "URX", "UPE", "LR"} or log.status >= 500:
-        return Outcome.DECODE_FAILED
-    return Outcome.CLIENT_ERROR if log.status >= 400 else Outcome.OK

@@ -4,12 +4,15 @@ request.
 Pure building; `machine` decides when each is sent.
 """
 
+import msgspec
+
 from sidecar.exchange.effects import StartPrefill
 from sidecar.exchange.intake import Request
 from sidecar.exchange.situation import Limits
+from sidecar.exchange.transfer import Transfer
 from sidecar.routing.instance import TransferMode
-from sidecar.routing.slots import Placement, Target
-from sidecar.wire import kv_transfer
+from sidecar.routing.slots import Placement, Slot, Target
+from sidecar.wire import kv_notice, kv_transfer
 from sidecar.wire.ext_proc import DESTINATION, STRIPPED, BodyReply, HeadersReply
 from sidecar.wire.openai import SUFFIX, Api, Fields, join
 
@@ -56,6 +59,15 @@ def prefill_leg(
         body=kv_transfer.prefill_body(request.fields, request.api, pair, placement.mode),
         timeout_s=timeout_s,
         body_timeout_s=limits.hold_body_timeout_s if is_write else None,
+        transfer=_awaited_transfer(pair) if is_write else None,
+    )
+
+
+def _awaited_transfer(pair: kv_transfer.Pair) -> Transfer:
+    return Transfer(
+        transfer_id=pair.transfer_id,
+        decode=Slot(pair.decode.instance.address, pair.decode_rank),
+        notice=kv_notice.write_failed(pair.decode, pair.decode_rank, pair.transfer_id),
     )
 
 
@@ -75,7 +87,16 @@ def decode_leg(
     else:
         body = kv_transfer.decode_body_read(request.fields, pair, handed_over or {})
     request_id = kv_transfer.request_id(pair, request.exchange)
-    return _to_instance(request, target, body, limits, metadata, request_id)
+    reply = _to_instance(request, target, body, limits, metadata, request_id)
+    return reply if placement.spare is None else _with_spare(reply, placement.spare)
+
+
+def _with_spare(reply: BodyReply, spare: Target) -> BodyReply:
+    """Envoy turns to the spare host if, and only if, the first cannot be connected to."""
+    headers = dict(reply.set_headers)
+    headers[DESTINATION] += f",{spare.member.endpoint}"
+    headers["x-envoy-retry-on"] = "connect-failure"
+    return msgspec.structs.replace(reply, set_headers=headers)
 
 
 def aggregated_leg(

@@ -17,8 +17,12 @@ r"""One exchange as a state machine: an event in, effects out; no I/O, no clock,
        v
     CONFIRM (is the decode slot still good?) --dispatched, or no decode left------> DONE
 
-From every phase ClientLeft and Broke lead to DONE. Invariants: what `Placed` took is given back by
-exactly one `Replied` (with `PrefillEnded` before it when a prefill leg ran); one reply a phase;
+From every phase ClientLeft and Broke lead to DONE; in WRITE, while prefill runs, by way of
+
+    PREFILL_ALONE (decode's blocks wait for prefill's push) --prefill known-------> DONE
+
+Invariants: what `Placed` took is given back by exactly one `Replied` (with one `PrefillEnded` for
+each prefill leg); what decode waits for by one `EndTransfer` or `FailTransfer`; one reply a phase;
 nothing after DONE. An event that the table does not name is an error, never a silent pass.
 """
 
@@ -29,17 +33,18 @@ import msgspec
 
 from sidecar.exchange import legs
 from sidecar.exchange.answers import Answers
-from sidecar.exchange.effects import ClosePrefill, Confirm, Effect, Note, Place, Send
+from sidecar.exchange.effects import Confirm, Effect, Note, Place, Send
 from sidecar.exchange.events import Broke, ClientLeft, Event, PrefillAnswered, PrefillFailed
 from sidecar.exchange.intake import Refusal, Request, read_request, refuse_headers
 from sidecar.exchange.own_paths import own_answer
 from sidecar.exchange.phase import CLIENT_PHASE, IllegalEvent, Phase
+from sidecar.exchange.prefill_leg import Ended, PrefillLeg, fault_of
 from sidecar.exchange.reasons import Reason
 from sidecar.exchange.receipt import client_id, placed_record, receipt, refused_record, trail
-from sidecar.exchange.records import Moved, Placed, PrefillEnded, Replied
+from sidecar.exchange.records import Moved, Placed, Replied, Spare
 from sidecar.exchange.situation import Limits, Situation
 from sidecar.routing.instance import Role, TransferMode
-from sidecar.routing.slots import Demand, NoPlacement, Placement, Slot, Target, every_slot
+from sidecar.routing.slots import Demand, NoPlacement, Placement, Target
 from sidecar.wire import kv_transfer, openai
 from sidecar.wire.ext_proc import (
     HeadersReply,
@@ -65,21 +70,18 @@ class Exchange:
         self._request: Request | None = None
         self._placement: Placement | None = None
         self._pair: kv_transfer.Pair | None = None
-        self._tried: frozenset[Slot] = frozenset()
-        self._attempt = 0
-        self._prefill_deadline = 0.0
-        self._is_prefill_running = False
-        self._prefill_failure: Reason | None = None
-        """why the last attempt failed"""
+        self._prefill = PrefillLeg(exchange_id)
         self._handed_over: openai.Fields | None = None
+        self._spare: Target | None = None
         self._is_placed = False
         self._record: Placed | None = None
 
     @property
     def open_record(self) -> Placed | None:
         """What this exchange holds open, for a control process that has forgotten it."""
-        record = self._record if self._is_placed else None
-        if record is None or record.mode is None or self._is_prefill_running:
+        is_held = self._is_placed or self.phase is Phase.PREFILL_ALONE
+        record = self._record if is_held else None
+        if record is None or record.mode is None or self._prefill.is_running:
             return record
         return msgspec.structs.replace(record, prefill=None)
 
@@ -126,7 +128,7 @@ class Exchange:
         if isinstance(request, Refusal):
             return self._refuse(request.reason, request.detail)
         self._request = request
-        self._prefill_deadline = now + self._limits.prefill_timeout_s
+        self._prefill.open_until(now + self._limits.prefill_timeout_s)
         self.phase = Phase.PLACING
         return [Place(self._demand())]
 
@@ -136,13 +138,13 @@ class Exchange:
         return Demand(
             model=request.model or None,
             is_aggregated=openai.needs_one_instance(request.fields, request.api),
-            excluded=self._tried,
+            excluded=self._prefill.tried,
         )
 
     def _on_no_placement(self, event: NoPlacement, _now: float) -> list[Effect]:
         reason = Reason(event.reason)
-        if reason is Reason.NO_PREFILL_INSTANCE and self._prefill_failure is not None:
-            reason = self._prefill_failure  # there is one, and it failed: say that
+        if reason is Reason.NO_PREFILL_INSTANCE and self._prefill.failure is not None:
+            reason = self._prefill.failure  # there is one, and it failed: say that
         return self._refuse(reason)
 
     def _on_placed(self, event: Placement, now: float) -> list[Effect]:
@@ -153,17 +155,16 @@ class Exchange:
             return self._serve_aggregated(event.answering)
         if not legs.can_name_each_other(request, event.prefill, event.decode):
             return self._serve_aggregated(event.prefill)
-        self._attempt += 1
         self._pair = kv_transfer.Pair(
             prefill=event.prefill.member,
             prefill_rank=event.prefill.dp_rank,
             decode=event.decode.member,
             decode_rank=event.decode.dp_rank,
-            transfer_id=f"tx-{self.exchange_id}-{self._attempt}",
+            transfer_id=self._prefill.next_transfer_id(),
         )
-        remaining = self._prefill_deadline - now
+        remaining = self._prefill.remaining_s(now)
         start = legs.prefill_leg(request, event, self._pair, self._limits, remaining)
-        self._is_prefill_running = True
+        self._prefill.begin(start.transfer.transfer_id if start.transfer else None)
         effects: list[Effect] = [Note(self._take(event.mode, event.prefill, event.decode)), start]
         if event.mode is TransferMode.READ:
             self.phase = Phase.PREFILL
@@ -180,6 +181,9 @@ class Exchange:
         self._record = placed_record(
             self._answers, self._worker, self._api, self._request, mode, prefill, decode
         )
+        if mode is not None and self._pair is not None:
+            transfer_id = self._pair.transfer_id
+            self._record = msgspec.structs.replace(self._record, transfer_id=transfer_id)
         self._is_placed = True
         self._show_route(prefill, decode)
         return self._record
@@ -214,20 +218,27 @@ class Exchange:
 
     # --- prefill ----------------------------------------------------------------------------
 
-    def _prefill_over(self, seconds: float | None, reason: Reason | None) -> list[Effect]:
-        self._is_prefill_running = False
-        return [Note(PrefillEnded(exchange=self.exchange_id, seconds=seconds, reason=reason))]
-
-    def _on_prefill_answered(self, event: PrefillAnswered, now: float) -> list[Effect]:
+    def _on_prefill_ended(self, event: Ended, now: float) -> list[Effect]:
         assert self._placement is not None
         assert self._placement.prefill is not None
-        if 400 <= event.status < 500:
-            reason = Reason.PREFILL_REJECTED
-            effects = self._prefill_over(event.seconds, reason)
-            return self._finish([*effects, Send(self._answers.rejection(event))], reason)
-        if not 200 <= event.status < 300:
-            return self._prefill_failed(Reason.PREFILL_ERROR, event.seconds, now)
-        effects = self._prefill_over(event.seconds, None)
+        reason = fault_of(event)
+        effects = self._prefill.end(event)
+        if reason is None:
+            assert isinstance(event, PrefillAnswered)
+            return self._prefill_done(event, effects)
+        if self.phase is Phase.PREFILL and self._prefill.may_retry(reason, self._limits, now):
+            self._prefill.avoid(self._placement.prefill, reason)
+            self.phase = Phase.PLACING
+            return [*effects, Place(self._demand())]
+        # The client first: decode must see its request closed before it hears of the failure.
+        if reason is Reason.PREFILL_REJECTED:
+            assert isinstance(event, PrefillAnswered)
+            return self._finish([Send(self._answers.rejection(event)), *effects], reason)
+        return self._finish([Send(self._answers.refusal(reason)), *effects], reason)
+
+    def _prefill_done(self, event: PrefillAnswered, effects: list[Effect]) -> list[Effect]:
+        assert self._placement is not None
+        assert self._placement.prefill is not None
         handed_over = kv_transfer.handed_over(event.body) if event.body is not None else None
         if self._placement.mode is TransferMode.WRITE:
             is_good = event.body is None or handed_over is not None
@@ -238,6 +249,11 @@ class Exchange:
         self._handed_over = handed_over
         self.phase = Phase.CONFIRM
         return [*effects, Confirm(self._placement, self._demand())]
+
+    def _on_prefill_alone(self, event: Ended, _now: float) -> list[Effect]:
+        """The client has been answered or is gone."""
+        self.phase = Phase.DONE
+        return self._prefill.end(event)
 
     def _on_confirmed(self, event: Placement, _now: float) -> list[Effect]:
         assert self._request is not None
@@ -254,6 +270,7 @@ class Exchange:
             self._record = msgspec.structs.replace(self._record, decode=event.decode.slot)
             self._show_route(event.prefill, event.decode)
             effects = [Note(Moved(exchange=self.exchange_id, decode=event.decode.slot))]
+        self._spare = event.spare
         reply = legs.decode_leg(
             self._request,
             event,
@@ -272,31 +289,16 @@ class Exchange:
         self.phase = Phase.DECODE_ALONE
         return effects
 
-    def _on_prefill_failed(self, event: PrefillFailed, now: float) -> list[Effect]:
-        return self._prefill_failed(event.reason, event.seconds, now)
-
-    def _prefill_failed(self, reason: Reason, seconds: float, now: float) -> list[Effect]:
-        assert self._placement is not None
-        assert self._placement.prefill is not None
-        effects = self._prefill_over(seconds, reason)
-        may_retry = (
-            self.phase is Phase.PREFILL
-            and reason is not Reason.PREFILL_TIMEOUT
-            and self._attempt < self._limits.prefill_attempts
-            and now < self._prefill_deadline
-        )
-        if may_retry:
-            self._prefill_failure = reason
-            self._tried |= _suspects(self._placement.prefill, reason)
-            self.phase = Phase.PLACING
-            return [*effects, Place(self._demand())]
-        return self._refuse(reason, after=effects)
-
     # --- the answer's headers (WRITE) -------------------------------------------------------
 
     def _on_response(self, event: ResponseHeaders, _now: float) -> list[Effect]:
         if self.phase is Phase.DECODE_ALONE or not 200 <= event.status < 300:
-            return self._finish([Send(PassReply())], is_handed_over=True)
+            # 504 is Envoy's: decode was given up, and may wait for prefill. Any other status says
+            # that decode has ended by itself, so prefill need not go on.
+            closed = (
+                [] if event.status == 504 or not self._prefill.is_running else self._prefill.close()
+            )
+            return self._finish([Send(PassReply()), *closed], is_handed_over=True)
         self.phase = Phase.HELD
         return []
 
@@ -307,7 +309,11 @@ class Exchange:
     # --- ends -------------------------------------------------------------------------------
 
     def _refuse(
-        self, reason: Reason, detail: str = "", *, after: Sequence[Effect] = ()
+        self,
+        reason: Reason,
+        detail: str = "",
+        *,
+        after: Sequence[Effect] = (),
     ) -> list[Effect]:
         """Answer for `reason`; whatever is held is given back."""
         effects = [*after, Send(self._answers.refusal(reason, detail))]
@@ -319,9 +325,17 @@ class Exchange:
     def _broken_off(self, event: ClientLeft | Broke) -> list[Effect]:
         if self.phase is Phase.DONE:
             return []
+        if self.phase is Phase.PREFILL_ALONE:
+            if isinstance(event, ClientLeft):
+                return []
+            self.phase = Phase.DONE
+            return self._prefill.lose()
         if isinstance(event, Broke):
             return self._refuse(Reason.INTERNAL)
-        return self._finish([], client_phase=CLIENT_PHASE[self.phase])
+        phase, late = CLIENT_PHASE[self.phase], event.prefill
+        is_late = late is not None and self._prefill.is_running
+        effects = self._prefill.end(late) if late is not None and is_late else []
+        return self._finish(effects, client_phase=phase)
 
     def _finish(
         self,
@@ -331,10 +345,15 @@ class Exchange:
         is_handed_over: bool = False,
         client_phase: str = "",
     ) -> list[Effect]:
-        """The one way to DONE, where the driver ends the stream: gives back what was taken."""
-        self.phase = Phase.DONE
-        if self._is_prefill_running:
-            effects = [*effects, ClosePrefill(), *self._prefill_over(None, None)]
+        """The way to the end, where the driver ends the stream: gives back what was taken.
+
+        A prefill leg that decode may wait for goes on: closed, it would leave decode's blocks taken
+        for good (protocol e).
+        """
+        runs_on = self._prefill.is_awaited
+        self.phase = Phase.PREFILL_ALONE if runs_on else Phase.DONE
+        if self._prefill.is_running and not runs_on:
+            effects = [*effects, *self._prefill.close()]
         if self._is_placed:
             self._is_placed = False
             replied = Replied(
@@ -342,6 +361,8 @@ class Exchange:
                 is_handed_over=is_handed_over,
                 reason=reason,
                 phase=client_phase,
+                is_prefill_running=runs_on,
+                spare=_spare(self._spare),
             )
             effects = [*effects, Note(replied)]
         return effects
@@ -351,11 +372,8 @@ class Exchange:
         return self._answers.metadata | self._answers.route | {"rec": trail(self._record)}
 
 
-def _suspects(target: Target, reason: Reason) -> frozenset[Slot]:
-    """What a retry must avoid: the slot, or every rank of an instance that cannot be reached."""
-    if reason is Reason.PREFILL_REFUSED:
-        return every_slot(target.member.instance)
-    return frozenset((target.slot,))
+def _spare(target: Target | None) -> Spare | None:
+    return None if target is None else Spare(target.slot, target.member.endpoint)
 
 
 _Step = Callable[[Exchange, Any, float], list[Effect]]
@@ -367,14 +385,16 @@ _TABLE: dict[tuple[Phase, type], _Step] = {
     (Phase.BODY, ResponseHeaders): Exchange._on_upload_refused,
     (Phase.PLACING, Placement): Exchange._on_placed,
     (Phase.PLACING, NoPlacement): Exchange._on_no_placement,
-    (Phase.PREFILL, PrefillAnswered): Exchange._on_prefill_answered,
-    (Phase.PREFILL, PrefillFailed): Exchange._on_prefill_failed,
+    (Phase.PREFILL, PrefillAnswered): Exchange._on_prefill_ended,
+    (Phase.PREFILL, PrefillFailed): Exchange._on_prefill_ended,
     (Phase.CONFIRM, Placement): Exchange._on_confirmed,
     (Phase.CONFIRM, NoPlacement): Exchange._on_no_placement,
-    (Phase.DECODE, PrefillAnswered): Exchange._on_prefill_answered,
-    (Phase.DECODE, PrefillFailed): Exchange._on_prefill_failed,
+    (Phase.DECODE, PrefillAnswered): Exchange._on_prefill_ended,
+    (Phase.DECODE, PrefillFailed): Exchange._on_prefill_ended,
     (Phase.DECODE, ResponseHeaders): Exchange._on_response,
     (Phase.DECODE_ALONE, ResponseHeaders): Exchange._on_response,
-    (Phase.HELD, PrefillAnswered): Exchange._on_prefill_answered,
-    (Phase.HELD, PrefillFailed): Exchange._on_prefill_failed,
+    (Phase.HELD, PrefillAnswered): Exchange._on_prefill_ended,
+    (Phase.HELD, PrefillFailed): Exchange._on_prefill_ended,
+    (Phase.PREFILL_ALONE, PrefillAnswered): Exchange._on_prefill_alone,
+    (Phase.PREFILL_ALONE, PrefillFailed): Exchange._on_prefill_alone,
 }

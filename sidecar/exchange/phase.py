@@ -14,6 +14,7 @@ class Phase(StrEnum):
     DECODE = "decode"
     DECODE_ALONE = "decode_alone"
     HELD = "held"
+    PREFILL_ALONE = "prefill_alone"
     DONE = "done"
 
 

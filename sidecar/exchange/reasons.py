@@ -36,74 +36,110 @@ class Reason(StrEnum):
     PREFILL_REFUSED = "prefill_refused"
     PREFILL_RESET = "prefill_reset"
     PREFILL_ERROR = "prefill_error"
+    PREFILL_PAUSED = "prefill_paused"
     PREFILL_REJECTED = "prefill_rejected"
     PREFILL_TIMEOUT = "prefill_timeout"
     PREFILL_WITHOUT_KV = "prefill_without_kv"
     INTERNAL = "internal"
+    # From here on Envoy answers, or can only cut the stream.
+    DECODE_REFUSED = "decode_refused"
+    DECODE_RESET = "decode_reset"
+    DECODE_TIMEOUT = "decode_timeout"
+    DECODE_STALLED = "decode_stalled"
+    DECODE_CUT = "decode_cut"
+    INSTANCE_GONE = "instance_gone"
+    OVERLOADED = "overloaded"
+    NO_WORKER = "no_worker"
+    WORKER_TIMEOUT = "worker_timeout"
+    UPLOAD_TIMEOUT = "upload_timeout"
 
 
 class Row(msgspec.Struct, frozen=True):
-    status: int
+    status: int | None
+    """None: the answer's own status has gone out before, and the stream can only be cut"""
     outcome: Outcome
     kind: str
     """OpenAI's `error.type`"""
     message: str
-    retry_after_s: int | None = None
+    is_envoys: bool = False
+    """Envoy answers it (`local_reply_config` in envoy/listener.yaml has the same words)"""
+
+    @property
+    def retry_after_s(self) -> int | None:
+        """Every 503 says when to come again: another instance or process may serve by then."""
+        return 1 if self.status == 503 else None
 
 
 OWN_REPLY = "own"
 """Metadata `pd.reply` of answers about ourselves (readiness, models): no exchange, counted nowhere,
 or health checks would drown the traffic."""
 
+_CLIENT, _REFUSED = Outcome.CLIENT_ERROR, Outcome.REFUSED
+_PREFILL, _DECODE = Outcome.PREFILL_FAILED, Outcome.DECODE_FAILED
+_INVALID, _UNAVAILABLE = "invalid_request_error", "service_unavailable"
+_GATEWAY, _LATE = "bad_gateway", "gateway_timeout"
+
+# fmt: off
 TABLE: dict[Reason, Row] = {
-    Reason.NO_PREFILL_INSTANCE: Row(
-        503, Outcome.REFUSED, "service_unavailable", "No prefill instance is ready.", 1
-    ),
-    Reason.NO_DECODE_INSTANCE: Row(
-        503, Outcome.REFUSED, "service_unavailable", "No decode instance is ready.", 1
-    ),
-    Reason.DRAINING: Row(
-        503, Outcome.REFUSED, "service_unavailable", "This router is shutting down.", 1
-    ),
-    Reason.BODY_MISSING: Row(
-        400, Outcome.CLIENT_ERROR, "invalid_request_error", "This path needs a JSON body."
-    ),
-    Reason.BODY_INVALID: Row(
-        400, Outcome.CLIENT_ERROR, "invalid_request_error", "The body is not a JSON object."
-    ),
-    Reason.BODY_TOO_LARGE: Row(
-        413, Outcome.CLIENT_ERROR, "invalid_request_error", "The body is larger than the limit."
-    ),
+    Reason.NO_PREFILL_INSTANCE: Row(503, _REFUSED, _UNAVAILABLE, "No prefill instance is ready."),
+    Reason.NO_DECODE_INSTANCE: Row(503, _REFUSED, _UNAVAILABLE, "No decode instance is ready."),
+    Reason.DRAINING: Row(503, _REFUSED, _UNAVAILABLE, "This router is shutting down."),
+    Reason.BODY_MISSING: Row(400, _CLIENT, _INVALID, "This path needs a JSON body."),
+    Reason.BODY_INVALID: Row(400, _CLIENT, _INVALID, "The body is not a JSON object."),
+    Reason.BODY_TOO_LARGE: Row(413, _CLIENT, _INVALID, "The body is larger than the limit."),
     Reason.BODY_ENCODING: Row(
-        415,
-        Outcome.CLIENT_ERROR,
-        "invalid_request_error",
+        415, _CLIENT, _INVALID,
         "The body must not be compressed: send it without Content-Encoding.",
     ),
-    Reason.PREFILL_REFUSED: Row(
-        503, Outcome.PREFILL_FAILED, "service_unavailable", "The prefill instance refused.", 1
-    ),
+    Reason.PREFILL_REFUSED: Row(502, _PREFILL, _GATEWAY, "The prefill instance refused."),
     Reason.PREFILL_RESET: Row(
-        502, Outcome.PREFILL_FAILED, "bad_gateway", "The prefill instance broke the connection."
+        502, _PREFILL, _GATEWAY, "The prefill instance broke the connection."
     ),
-    Reason.PREFILL_ERROR: Row(
-        502, Outcome.PREFILL_FAILED, "bad_gateway", "The prefill instance answered an error."
-    ),
+    Reason.PREFILL_ERROR: Row(502, _PREFILL, _GATEWAY, "The prefill instance answered an error."),
+    Reason.PREFILL_PAUSED: Row(503, _PREFILL, _UNAVAILABLE, "The prefill instance is paused."),
     # The body and status are the engine's own; this row gives the outcome alone.
     Reason.PREFILL_REJECTED: Row(
-        400, Outcome.CLIENT_ERROR, "invalid_request_error", "The prefill instance refused the body."
+        400, _CLIENT, _INVALID, "The prefill instance refused the body."
     ),
-    Reason.PREFILL_TIMEOUT: Row(
-        504, Outcome.PREFILL_FAILED, "gateway_timeout", "Prefill took longer than its limit."
-    ),
-    Reason.PREFILL_WITHOUT_KV: Row(
-        502, Outcome.PREFILL_FAILED, "bad_gateway", "Prefill handed over no KV blocks."
-    ),
+    Reason.PREFILL_TIMEOUT: Row(504, _PREFILL, _LATE, "Prefill took longer than its limit."),
+    Reason.PREFILL_WITHOUT_KV: Row(502, _PREFILL, _GATEWAY, "Prefill handed over no KV blocks."),
     # A fault of the router must not send anyone to look at a prefill instance.
     Reason.INTERNAL: Row(
-        500, Outcome.REFUSED, "internal_error", "The router failed; its log has the reason."
+        500, _REFUSED, "internal_error", "The router failed; its log has the reason."
+    ),
+
+    Reason.DECODE_REFUSED: Row(
+        503, _DECODE, _UNAVAILABLE, "The instance refused the connection.", is_envoys=True
+    ),
+    Reason.DECODE_RESET: Row(
+        503, _DECODE, _UNAVAILABLE, "The instance broke the connection.", is_envoys=True
+    ),
+    Reason.DECODE_TIMEOUT: Row(
+        504, _DECODE, _LATE, "The instance took longer than its limit.", is_envoys=True
+    ),
+    Reason.DECODE_STALLED: Row(
+        None, Outcome.STALLED, "", "The answer stopped for longer than its limit.", is_envoys=True
+    ),
+    Reason.DECODE_CUT: Row(
+        None, _DECODE, "", "The instance broke the connection within its answer.", is_envoys=True
+    ),
+    Reason.INSTANCE_GONE: Row(
+        503, _DECODE, _UNAVAILABLE, "The chosen instance is not known any more.", is_envoys=True
+    ),
+    Reason.OVERLOADED: Row(
+        503, _REFUSED, _UNAVAILABLE, "Too many requests are open or waiting.", is_envoys=True
+    ),
+    Reason.NO_WORKER: Row(
+        503, _REFUSED, _UNAVAILABLE, "No worker of the router answers.", is_envoys=True
+    ),
+    Reason.WORKER_TIMEOUT: Row(
+        504, _REFUSED, _LATE, "The router's worker took longer than its limit.", is_envoys=True
+    ),
+    Reason.UPLOAD_TIMEOUT: Row(
+        408, _CLIENT, _INVALID, "The upload took longer than its limit.", is_envoys=True
     ),
 }
+# fmt: on
 
 
 def refusal(
@@ -114,6 +150,7 @@ def refusal(
     `detail` replaces the table's message; `echo` are headers that every answer carries.
     """
     row = TABLE[reason]
+    assert row.status is not None, f"{reason} has no answer"
     headers = {"content-type": "application/json", "x-pd-error": reason.value, **(echo or {})}
     if row.retry_after_s is not None:
         headers["retry-after"] = str(row.retry_after_s)

@@ -30,6 +30,8 @@ class Placed(msgspec.Struct, frozen=True, kw_only=True, tag="placed"):
     """None: aggregated, or a single-instance path"""
     prefill: Slot | None
     decode: Slot | None
+    transfer_id: str = ""
+    """of this attempt; empty: no transfer"""
     prompt_bytes: int = 0
     placement_s: float = 0.0
 
@@ -51,6 +53,14 @@ class Moved(msgspec.Struct, frozen=True, kw_only=True, tag="moved"):
     decode: Slot
 
 
+class Spare(msgspec.Struct, frozen=True):
+    """A decode slot that serves only if the chosen one refuses the connection."""
+
+    slot: Slot
+    endpoint: str
+    """by which Envoy's log names it"""
+
+
 class Replied(msgspec.Struct, frozen=True, kw_only=True, tag="replied"):
     """The worker's last reply is written.
 
@@ -63,6 +73,10 @@ class Replied(msgspec.Struct, frozen=True, kw_only=True, tag="replied"):
     """why the worker itself answered the client"""
     phase: str = ""
     """where the client left: upload, prefill, decode (only when it did)"""
+    is_prefill_running: bool = False
+    """WRITE: the prefill leg goes on without its client, and holds its slot until it ends"""
+    spare: Spare | None = None
+    """READ: the second host that Envoy may have turned to"""
     gap_s: float | None = None
     """from prefill's answer to the reply that dispatches decode"""
     overhead_s: float | None = None
@@ -79,7 +93,15 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
     reason: Reason
 
 
-Record = Placed | PrefillEnded | Moved | Replied | Refused
+class TransferFailed(msgspec.Struct, frozen=True, kw_only=True, tag="transfer_failed"):
+    """WRITE: decode was left waiting for a push that will not come."""
+
+    decode: Slot
+    is_freed: bool
+    """its engine was told; else its blocks are lost until it restarts"""
+
+
+Record = Placed | PrefillEnded | Moved | Replied | Refused | TransferFailed
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
@@ -88,6 +110,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     worker: int
     pid: int
     open: tuple[Placed, ...] = ()
+    running_on: tuple[Placed, ...] = ()
+    """of them only the prefill leg still runs"""
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True, tag="batch"):

@@ -4,6 +4,7 @@ Knows neither the request's bytes nor how a leg is sent. Invariant: a walk moves
 it is handed out; a NoPlacement moves none.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 from sidecar.routing.instance import Role
@@ -71,22 +72,23 @@ def another_decode(
 def spare_decode(pool: Pool, placement: Placement, demand: Demand) -> Target | None:
     """A second host for a READ decode leg, which Envoy tries when the first refuses (design §7).
 
-    Nobody calls it yet: it is for `x-envoy-retry-on` in the body reply. The next instance at the
-    same rank, because both get the same rank header. Moves no cursor: the spare is rarely used.
+    The next instance at the same rank, because both get the same rank header. Moves no cursor: the
+    spare is rarely used.
     """
     assert placement.prefill is not None
     assert placement.decode is not None
-    chosen = placement.decode
-    walk = Walk(
-        member
-        for member in pool.candidates(demand.model, Role.DECODE)
-        if compatible(placement.prefill.member, member)
-        and member.instance.address != chosen.member.instance.address
-        and member.instance.dp_size > chosen.dp_rank
-    )
-    at_rank = [target for target in walk.targets if target.dp_rank == chosen.dp_rank]
-    later = [target for target in at_rank if target.key > chosen.key]
-    return next(iter(later or at_rank), None)
+    lane = _lane_of(pool, placement.prefill, demand)
+    if lane is None:
+        return None
+    chosen, walk = placement.decode, lane.decode
+    at = bisect_right(walk.keys, chosen.key)
+    if at == len(walk) or walk.keys[at][0] != chosen.dp_rank:
+        at = bisect_left(walk.keys, (chosen.dp_rank, -1))
+    if at == len(walk):
+        return None
+    spare = walk.targets[at]
+    is_other = spare.member.instance.address != chosen.member.instance.address
+    return spare if is_other and spare.dp_rank == chosen.dp_rank else None
 
 
 def interleaved(group: Group, demand: Demand, cursors: Cursors) -> Placement | NoPlacement:
@@ -192,8 +194,16 @@ def _pick_one(walk: Walk, group: str, demand: Demand, cursors: Cursors) -> Place
 
 def _lane_name(pool: Pool, prefill: Target, demand: Demand) -> str:
     """The cursor of the lane that the prefill slot is in; of its group once it has left it."""
-    for group in pool.groups(demand.model):
-        for target, lane in zip(group.prefill.targets, group.lanes, strict=True):
-            if target.key == prefill.key:
-                return lane.name
+    lane = _lane_of(pool, prefill, demand)
+    if lane is not None:
+        return lane.name
     return f"{pool.group_model(demand.model)}|{prefill.member.instance.transfer_mode}"
+
+
+def _lane_of(pool: Pool, prefill: Target, demand: Demand) -> Lane | None:
+    for group in pool.groups(demand.model):
+        keys = group.prefill.keys
+        at = bisect_left(keys, prefill.key)
+        if at < len(keys) and keys[at] == prefill.key:
+            return group.lanes[at]
+    return None

@@ -76,6 +76,8 @@ class Record:
     heard_at: float | None
     """monotonic seconds; None: never (static)"""
     endpoint: str | None
+    alive_since: float
+    """monotonic seconds; later than anything its engine can still hold from before it died"""
     health: State = State.UNPROBED
     """UNPROBED, READY or UNHEALTHY: what the probes say"""
     timeouts: int = 0
@@ -102,11 +104,12 @@ class Record:
         is_out = self.health is State.READY and self.standing.is_ejected
         return State.EJECTED if is_out else self.health
 
-    def begin_life(self, instance: Instance, generation: int) -> None:
+    def begin_life(self, instance: Instance, generation: int, now: float) -> None:
         """A record that is not the one probed before: nothing known of it holds any more but its
         place in the walk and its endpoint (the address is the same)."""
         self.instance = instance
         self.generation = generation
+        self.alive_since = now
         self.health = State.UNPROBED
         self.timeouts = 0
         self.standing = Standing()

@@ -92,7 +92,7 @@ class Registry:
         if instance == was and not record.is_expired:
             return None
         returns = record.is_expired
-        record.begin_life(instance, self._new_generation())
+        record.begin_life(instance, self._new_generation(), now)
         if instance == was:
             kind = ChangeKind.RETURNED
         else:
@@ -107,7 +107,7 @@ class Registry:
         record = self._records.get(static.address)
         if record is None:
             return self._add(static, now)
-        record.begin_life(static, self._new_generation())
+        record.begin_life(static, self._new_generation(), now)
         return Change(ChangeKind.CHANGED, static, warning=warning_of(static))
 
     def leave(self, address: str, now: float) -> Change | None:
@@ -151,6 +151,8 @@ class Registry:
             health = State.UNHEALTHY
         else:
             record.timeouts = 0
+            if outcome is ProbeOutcome.REFUSED:
+                record.alive_since = now  # its process is gone, and with it all that it held
             health = State.READY if outcome is ProbeOutcome.OK else State.UNHEALTHY
         was, record.health = record.health, health
         if outcome is ProbeOutcome.OK and record.standing.is_backoff_over(now):
@@ -240,6 +242,11 @@ class Registry:
             for address, record in self._records.items()
             if record.heard_at is not None
         }
+
+    def alive_since(self, address: str) -> float | None:
+        """Since when (monotonic seconds) its engine is not known to have died; None: unknown."""
+        record = self._records.get(address)
+        return record.alive_since if record is not None and not record.is_expired else None
 
     # --- what others see
 
@@ -339,6 +346,7 @@ class Registry:
             generation=self._new_generation(),
             heard_at=None if instance.is_static else now,
             endpoint=literal_endpoint(instance.address),
+            alive_since=now,
         )
         kind = ChangeKind.RETURNED if is_back else ChangeKind.JOINED
         return Change(kind, instance, warning=warning_of(instance))

@@ -66,6 +66,8 @@ class Placement(msgspec.Struct, frozen=True):
     prefill: Target | None
     decode: Target | None
     mode: TransferMode
+    spare: Target | None = None
+    """READ: where Envoy may turn if the decode target refuses the connection"""
 
     @property
     def answering(self) -> Target:

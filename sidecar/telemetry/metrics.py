@@ -68,7 +68,7 @@ class Metrics:
     def _add_requests(self) -> None:
         """What clients see, and what the sidecar adds to it."""
         self.requests = self._counter("requests", "Ended requests.", "model_name", "api", "outcome")
-        self.refusals = self._counter("refusals", "Requests the sidecar answered itself.", "reason")
+        self.refusals = self._counter("refusals", "Requests that the router answered or cut.", "reason")
         self.cancellations = self._counter("cancellations", "Clients that left.", "phase")
         self.lost = self._counter("lost_exchanges", "Exchanges closed without an end entry.")
         self.request_duration = self._histogram(
@@ -121,7 +121,10 @@ class Metrics:
             "recomputed_requests", "Served whole because prefill handed over no KV.", "instance"
         )
         self.orphaned = self._counter(
-            "orphaned_transfers", "KV that prefill committed and decode never fetched.", "instance"
+            "orphaned_transfers", "KV blocks of a transfer left at an instance.", "instance"
+        )
+        self.released = self._counter(
+            "released_transfers", "KV blocks of a transfer freed by our notice.", "instance"
         )
 
     def _add_pool(self) -> None:

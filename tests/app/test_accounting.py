@@ -5,7 +5,16 @@ from prometheus_client import CollectorRegistry
 from sidecar.app.accounting import EARLY_S, Accounting
 from sidecar.exchange.ledger import Ledger
 from sidecar.exchange.reasons import Reason
-from sidecar.exchange.records import Batch, Moved, Placed, PrefillEnded, Record, Refused, Replied
+from sidecar.exchange.records import (
+    Batch,
+    Moved,
+    Placed,
+    PrefillEnded,
+    Record,
+    Refused,
+    Replied,
+    TransferFailed,
+)
 from sidecar.routing.instance import TransferMode
 from sidecar.routing.slots import Slot
 from sidecar.routing.standing import Evidence, Failure
@@ -114,8 +123,9 @@ def test_an_end_whose_records_never_come_is_closed() -> None:
     books.accounting.ledger.worker_lost(0, 1.0)
     books.accounting.sweep(1.0 + EARLY_S + 0.1)
     books.accounting.sweep(1.0 + EARLY_S + 0.2)
-    labels = {"model_name": "m", "api": "completions", "outcome": "decode_failed"}
+    labels = {"model_name": "m", "api": "completions", "outcome": "refused"}
     assert books.value("requests_total", **labels) == 1
+    assert books.value("refusals_total", reason="no_worker") == 1
     assert not books.accounting.ledger.in_flight
 
 
@@ -155,19 +165,33 @@ def test_a_move_counts_at_the_decode_slot_that_served() -> None:
     assert books.value("decode_duration_seconds_count", **ON_D) == 0
 
 
-def test_kv_that_decode_never_fetched_is_an_orphan() -> None:
-    """READ, prefill good, no decode instance reached: its blocks wait for prefill's own limit."""
-    books = Books().note(placed(), prefill_ended(), replied())
-    books.end("UF", status=503)
-    assert books.value("orphaned_transfers_total", instance="p:1") == 1
-    for records in (
-        (placed(WRITE), prefill_ended(), replied()),
-        (placed(), prefill_ended(reason=Reason.PREFILL_RESET), replied(is_handed_over=False)),
-        (placed(), prefill_ended(seconds=None), replied(is_handed_over=False, phase="prefill")),
-    ):
-        other = Books().note(*records)
-        other.end(upstream="")
-        assert other.value("orphaned_transfers_total", instance="p:1") == 0
+def test_transfers_left_and_freed_are_counted_at_their_instance() -> None:
+    """A worker's word on decode's blocks, in WRITE."""
+    books = Books().note(
+        TransferFailed(decode=D, is_freed=True), TransferFailed(decode=D2, is_freed=False)
+    )
+    assert books.value("released_transfers_total", instance="d:1") == 1
+    assert books.value("orphaned_transfers_total", instance="d:1") == 0
+    assert books.value("orphaned_transfers_total", instance="d:2") == 1
+
+
+def test_a_leg_that_runs_on_without_its_client_is_measured_all_the_same() -> None:
+    """Its slot, its duration and what it says of its instance: the exchange has ended before."""
+    books = Books()
+    heard: list[Evidence] = []
+    books.accounting.on_evidence = heard.append
+    books.note(
+        placed(WRITE), replied(is_handed_over=False, phase="decode", is_prefill_running=True)
+    )
+    books.end("DC", status=0)
+    assert books.accounting.outcomes == {"cancelled": 1}
+    (shown,) = books.accounting.exchanges(2.0)
+    assert (shown["phase"], shown["holds"]) == ("prefill_alone", ["prefill"])
+    books.note(prefill_ended())
+    assert books.value("prefill_duration_seconds_count", **ON_P) == 1
+    assert [(e.where, e.failure) for e in heard] == [("p:1", None)]
+    assert not books.accounting.ledger.in_flight
+    assert books.accounting.exchanges(2.0) == []
 
 
 def test_a_client_that_left_is_counted_once_by_where_it_left() -> None:

@@ -15,7 +15,7 @@ from envoy.config.core.v3 import base_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from polling import until
 
-from sidecar.edge.ext_proc_server import SERVICE, ExtProcServer
+from sidecar.edge.ext_proc_server import SERVICE, ExtProcServer, _Stream
 from sidecar.errors import StartError
 from sidecar.exchange.effects import StartPrefill
 from sidecar.exchange.events import PrefillAnswered, PrefillFailed
@@ -24,6 +24,7 @@ from sidecar.exchange.phase import Phase
 from sidecar.exchange.reasons import Reason
 from sidecar.exchange.records import Placed, PrefillEnded, Record, Refused, Replied
 from sidecar.exchange.situation import Limits, Situation
+from sidecar.exchange.transfer import Transfer
 from sidecar.routing.instance import Instance, Role, State, TransferMode, Version
 from sidecar.routing.slots import Demand, NoPlacement, Placement, Target
 from sidecar.routing.view import Member
@@ -54,6 +55,25 @@ def pair(mode: TransferMode) -> Placement:
     return Placement(target(Role.PREFILL, mode), target(Role.DECODE, mode), mode)
 
 
+class Transfers:
+    """What decode waits for, and how each wait ended."""
+
+    def __init__(self) -> None:
+        self.open_ids: set[str] = set()
+        self.ends: list[str] = []
+
+    def open(self, transfer: Transfer) -> None:
+        self.open_ids.add(transfer.transfer_id)
+
+    def end(self, transfer_id: str) -> None:
+        self.open_ids.remove(transfer_id)
+        self.ends.append("ended")
+
+    def fail(self, transfer_id: str, *, is_certain: bool) -> None:
+        self.open_ids.remove(transfer_id)
+        self.ends.append("failed for certain" if is_certain else "failed")
+
+
 class Here:
     """A worker's surroundings: prefill legs end when the test says so."""
 
@@ -66,6 +86,8 @@ class Here:
         self.faults: list[str] = []
         self.placement: Placement | NoPlacement | None = None
         self.made = 0
+        self.transfers = Transfers()
+        self.before_answer: Callable[[], object] = lambda: None
         self.server = ExtProcServer(self)
         self.channel: grpc.aio.Channel
 
@@ -88,7 +110,9 @@ class Here:
         self.legs.append(leg)
         self._fail("prefill")
         try:
-            return await self.answers.get()
+            answer = await self.answers.get()
+            self.before_answer()
+            return answer
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
@@ -105,6 +129,32 @@ class Here:
         (record,) = self.records(Replied)
         assert isinstance(record, Replied)
         return record
+
+
+class Told:
+    """A stream's context without gRPC: the messages are there, nobody reads the replies."""
+
+    def __init__(self, *messages: pb.ProcessingRequest) -> None:
+        self._messages = [message.SerializeToString() for message in messages]
+
+    async def read(self) -> bytes:
+        return self._messages.pop(0)
+
+    async def write(self, _data: bytes) -> None:
+        return
+
+
+HEADERS = pb.ProcessingRequest(
+    request_headers={
+        "headers": {
+            "headers": [
+                {"key": ":method", "raw_value": b"POST"},
+                {"key": ":path", "raw_value": b"/v1/completions"},
+            ]
+        }
+    }
+)
+BODY = pb.ProcessingRequest(request_body={"body": b"{}", "end_of_stream": True})
 
 
 class Stream:
@@ -242,36 +292,29 @@ async def test_write_with_a_decode_that_refuses_aborts_prefill(here: Here) -> No
     assert await stream.is_over()
     await until(lambda: here.cancelled == 1)
     assert here.replied.is_handed_over
+    assert here.transfers.ends == ["ended"]
 
 
 @pytest.mark.asyncio
 async def test_write_with_a_prefill_that_fails_answers_while_decode_runs(here: Here) -> None:
-    """An immediate response in the middle of the request."""
+    """An immediate response in the middle of the request; decode's wait is told of."""
     stream = await writing(here)
     here.answers.put_nowait(PrefillFailed(reason=Reason.PREFILL_RESET))
     reply = await stream.read()
     assert reply.immediate_response.status.code == 502
     assert await stream.is_over()
+    await until(lambda: here.transfers.ends == ["failed"])
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize(
-    ("begin", "how"), [(reading, "reset"), (writing, "reset"), (writing, "half close")]
-)
-async def test_a_client_that_leaves_closes_prefill_and_gives_back(
-    here: Here, begin: Callable[[Here], object], how: str
-) -> None:
-    """Envoy resets the stream; where it is read, the end of its half is enough. The wait is not
-    overhead."""
-    stream = await begin(here)
+async def test_read_a_client_that_leaves_closes_prefill_and_gives_back(here: Here) -> None:
+    """Envoy resets the stream; the wait is not overhead."""
+    stream = await reading(here)
     await asyncio.sleep(0.3)
-    if how == "reset":
-        stream.call.cancel()
-    else:
-        await stream.call.done_writing()
+    stream.call.cancel()
     await until(lambda: here.records(Replied))
     assert not here.replied.is_handed_over
-    assert here.replied.phase == ("prefill" if begin is reading else "decode")
+    assert here.replied.phase == "prefill"
     assert here.replied.overhead_s is not None
     assert here.replied.overhead_s < 0.2
     assert len(here.records(PrefillEnded)) == 1
@@ -280,15 +323,62 @@ async def test_a_client_that_leaves_closes_prefill_and_gives_back(
 
 
 @pytest.mark.asyncio
-async def test_a_client_that_leaves_while_decode_is_held_gives_back(here: Here) -> None:
-    """Decode has answered, prefill has not."""
+async def test_read_a_client_that_leaves_as_prefill_answers_leaves_its_kv_on_record(
+    here: Here,
+) -> None:
+    """Both in one turn of the loop: the answer is known though nobody can be sent to decode."""
+    run = asyncio.create_task(_Stream(here, Told(HEADERS, BODY)).run())
+    await until(lambda: here.legs)
+    here.before_answer = lambda: asyncio.get_running_loop().call_soon(run.cancel)
+    here.answers.put_nowait(GOOD)
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert here.cancelled == 0
+    (ended,) = here.records(PrefillEnded)
+    assert isinstance(ended, PrefillEnded)
+    assert (ended.seconds, ended.reason) == (0.1, None)
+    assert not here.replied.is_handed_over
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("is_held", "how"), [(False, "reset"), (False, "half close"), (True, "reset")]
+)
+async def test_write_prefill_goes_on_when_the_client_leaves(
+    here: Here, is_held: bool, how: str
+) -> None:
+    """Its slot is held by the server until the leg ends, though its stream is gone."""
     stream = await writing(here)
-    await stream.send_status(200)
-    await until(lambda: [s.exchange.phase for s in here.server._streams] == [Phase.HELD])
-    stream.call.cancel()
+    if is_held:
+        await stream.send_status(200)
+        await until(lambda: [s.exchange.phase for s in here.server._streams] == [Phase.HELD])
+    if how == "reset":
+        stream.call.cancel()
+    else:
+        await stream.call.done_writing()
     await until(lambda: here.records(Replied))
-    await until(lambda: here.cancelled == 1)
-    assert here.replied.phase == "decode"
+    assert (here.replied.phase, here.replied.is_prefill_running) == ("decode", True)
+    await until(lambda: here.server.open_records() == ())
+    (running,) = here.server.running_on()
+    assert running.prefill is not None
+    assert not here.records(PrefillEnded)
+    assert here.transfers.open_ids
+    here.answers.put_nowait(GOOD)
+    await until(lambda: here.server.running_on() == ())
+    assert here.transfers.ends == ["ended"]
+    assert len(here.records(PrefillEnded)) == 1
+    assert here.cancelled == 0
+
+
+@pytest.mark.asyncio
+async def test_close_gives_up_the_legs_that_go_on(here: Here) -> None:
+    """The worker ends: what decode waits for is left as failed, to be told by the next worker."""
+    stream = await writing(here)
+    stream.call.cancel()
+    await until(lambda: here.server.running_on() != ())
+    await here.server.close(0.05)
+    assert here.cancelled == 1
+    assert here.transfers.ends == ["failed"]
 
 
 @pytest.mark.asyncio

@@ -7,6 +7,8 @@ from sidecar.exchange.effects import (
     ClosePrefill,
     Confirm,
     Effect,
+    EndTransfer,
+    FailTransfer,
     Note,
     Place,
     Send,
@@ -108,17 +110,22 @@ class Driver:
         self.demands: list[Demand | None] = []
         self.effects: list[Effect] = []
         self.is_prefill_open = False
+        self.awaited: set[str] = set()
+        """transfers that decode waits for"""
         self._placements = list(placements)
         self._confirms = confirms
 
     def feed(self, *events: Event) -> "Driver":
         for event in events:
             was_over = self.has_ended
+            sent = len(self.sent)
+            was_alone = self.exchange.phase is Phase.PREFILL_ALONE
             effects = self.exchange.handle(event, self.now)
             assert not (was_over and effects), f"{effects} after the end"
             if isinstance(event, PrefillAnswered | PrefillFailed):
                 self.is_prefill_open = False
             self._perform(effects)
+            assert not was_alone or len(self.sent) == sent, "a reply to a client that is gone"
         return self
 
     def _perform(self, effects: Sequence[Effect]) -> None:
@@ -132,6 +139,10 @@ class Driver:
                 assert not self.is_prefill_open, "a second prefill leg beside the first"
                 self.legs.append(effect)
                 self.is_prefill_open = True
+                if effect.transfer is not None:
+                    self.awaited.add(effect.transfer.transfer_id)
+            elif isinstance(effect, EndTransfer | FailTransfer):
+                self.awaited.remove(effect.transfer_id)  # KeyError: not open, or ended before
             elif isinstance(effect, ClosePrefill):
                 assert self.is_prefill_open, "there is no prefill leg to close"
                 self.is_prefill_open = False
@@ -147,6 +158,11 @@ class Driver:
     @property
     def has_ended(self) -> bool:
         return self.exchange.phase is Phase.DONE
+
+    @property
+    def is_over(self) -> bool:
+        """For its client: at most a prefill leg goes on."""
+        return self.exchange.phase in (Phase.DONE, Phase.PREFILL_ALONE)
 
     @property
     def immediate(self) -> ImmediateReply:

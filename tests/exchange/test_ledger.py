@@ -7,9 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.exchange.ledger import MEMORY_S, PATIENCE_INTERVALS, Closed, Ledger, outcome_of
+from sidecar.exchange.ledger import MEMORY_S, PATIENCE_INTERVALS, Closed, Ledger
 from sidecar.exchange.reasons import OWN_REPLY, Outcome, Reason
-from sidecar.exchange.records import Moved, Placed, PrefillEnded, Record, Refused, Replied
+from sidecar.exchange.records import (
+    Hello,
+    Moved,
+    Placed,
+    PrefillEnded,
+    Record,
+    Refused,
+    Replied,
+    Spare,
+)
 from sidecar.routing.instance import TransferMode
 from sidecar.routing.slots import Slot
 from sidecar.wire.access_log import Entry, Trail
@@ -17,7 +26,7 @@ from sidecar.wire.access_log import Entry, Trail
 REPORT_S = 10.0
 PATIENCE_S = PATIENCE_INTERVALS * REPORT_S
 P0, P1, D0, D1 = Slot("p:1", 0), Slot("p:1", 1), Slot("d:1", 0), Slot("d:2", 0)
-READ = TransferMode.READ
+READ, WRITE = TransferMode.READ, TransferMode.WRITE
 AT_PREFILL, AT_DECODE = ("prefill", P0), ("decode", D0)
 
 
@@ -45,8 +54,15 @@ def prefill_ended(exchange: str = "e", reason: Reason | None = None) -> PrefillE
     return PrefillEnded(exchange=exchange, seconds=0.5, reason=reason)
 
 
-def replied(exchange: str = "e", reason: Reason | None = None) -> Replied:
-    return Replied(exchange=exchange, is_handed_over=reason is None, reason=reason)
+def replied(exchange: str = "e", reason: Reason | None = None, **what: object) -> Replied:
+    return Replied(
+        **({"exchange": exchange, "is_handed_over": reason is None, "reason": reason} | what)
+    )
+
+
+def left(exchange: str = "e") -> Replied:
+    """WRITE: its client left, its prefill leg goes on."""
+    return replied(exchange, is_handed_over=False, phase="decode", is_prefill_running=True)
 
 
 def refused(exchange: str = "e") -> Refused:
@@ -73,17 +89,19 @@ def entry(
     is_end: bool = True,
     trail: Trail | None = None,
     reply: str = "",
+    upstream: str = "",
+    first_byte_s: float | None = 0.5,
 ) -> Entry:
     return Entry(
         exchange=exchange,
         is_end=is_end,
         status=status,
         flags=frozenset(flags),
-        upstream="",
+        upstream=upstream,
         trail=trail,
         reply=reply,
         total_s=1.0,
-        first_byte_s=0.5,
+        first_byte_s=first_byte_s,
     )
 
 
@@ -280,29 +298,119 @@ def test_busy_addresses_are_those_of_held_slots() -> None:
     assert noted(placed(), prefill_ended()).busy_addresses() == {"d:1"}
 
 
+# --- prefill without its client
+
+
+def test_a_prefill_leg_that_runs_on_holds_its_slot_over_the_exchanges_end() -> None:
+    """Decode's slot is free at once, prefill's when the leg ends; the exchange is closed once."""
+    ledger = noted(placed(mode=WRITE), left())
+    assert ledger.in_flight == {AT_PREFILL: 1}
+    closed = ledger.report(entry("e", "DC", status=0), 1.0)
+    assert closed is not None
+    assert closed.outcome is Outcome.CANCELLED
+    assert ledger.in_flight == {AT_PREFILL: 1}
+    assert (len(ledger), [e.placed.exchange for e in ledger]) == (1, ["e"])
+    assert ledger.sweep(1.0 + 10 * PATIENCE_S) == []
+    ledger.note(prefill_ended(), 2.0)
+    assert (ledger.in_flight, len(ledger)) == ({}, 0)
+
+
+def test_a_prefill_leg_that_ends_before_the_exchange_does_is_over() -> None:
+    """The end entry then finds nothing to keep."""
+    ledger = noted(placed(mode=WRITE), left(), prefill_ended())
+    assert ledger.in_flight == {}
+    ledger.report(entry("e", "DC", status=0), 1.0)
+    assert len(ledger) == 0
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_a_lost_worker_ends_the_legs_that_ran_on(has_ended: bool) -> None:
+    """They died with it."""
+    ledger = noted(placed(mode=WRITE), left())
+    if has_ended:
+        ledger.report(entry("e", "DC", status=0), 1.0)
+    ledger.worker_lost(0, 2.0)
+    assert ledger.in_flight == {}
+
+
+def test_a_workers_greeting_says_all_that_still_runs_on() -> None:
+    """What it does not name has ended while nobody listened; what it names is held."""
+    ledger = noted(placed("gone", mode=WRITE), left("gone"))
+    ledger.report(entry("gone", "DC", status=0), 1.0)
+    running = placed("on", mode=WRITE, prefill=P1)
+    hello = Hello(worker=0, pid=1, open=(placed("open"),), running_on=(running,))
+    ledger.greet(hello, 2.0)
+    assert ledger.in_flight == {AT_PREFILL: 1, AT_DECODE: 1, ("prefill", P1): 1}
+    ledger.note(prefill_ended("on"), 3.0)
+    assert ledger.in_flight == {AT_PREFILL: 1, AT_DECODE: 1}
+
+
+# --- who served, and what was left
+
+
+@pytest.mark.parametrize("is_reported", [False, True])
+def test_the_log_says_whether_the_spare_host_serves(is_reported: bool) -> None:
+    """The slot that is held, and that the end names, is the one of Envoy's upstream address."""
+    spare = Spare(D1, "10.0.0.2:8000")
+    ledger = noted(placed(), prefill_ended(), replied(spare=spare))
+    if is_reported:
+        ledger.report(entry(is_end=False, upstream="10.0.0.2:8000"), 1.0)
+        assert ledger.in_flight == {("decode", D1): 1}
+    closed = ledger.report(entry(upstream="10.0.0.2:8000"), 2.0)
+    assert closed is not None
+    assert closed.placed is not None
+    assert closed.placed.decode == D1
+    assert ledger.in_flight == {}
+
+
+def test_a_spare_that_was_not_needed_serves_nothing() -> None:
+    """The chosen host did."""
+    ledger = noted(placed(), prefill_ended(), replied(spare=Spare(D1, "10.0.0.2:8000")))
+    closed = ledger.report(entry(upstream="10.0.0.1:8000"), 2.0)
+    assert closed is not None
+    assert closed.placed is not None
+    assert closed.placed.decode == D0
+
+
+@pytest.mark.parametrize("mode", [READ, TransferMode.WRITE])
 @pytest.mark.parametrize(
-    ("reason", "log", "outcome"),
+    ("ended", "log", "is_orphaned"),
     [
-        (None, entry(), Outcome.OK),
-        (None, entry(status=404), Outcome.CLIENT_ERROR),
-        (None, entry(status=500), Outcome.DECODE_FAILED),
-        (None, entry("e", "DC"), Outcome.CANCELLED),
-        (None, entry("e", "DR"), Outcome.CANCELLED),
-        (None, entry(status=0), Outcome.CANCELLED),
-        (None, entry("e", "SI"), Outcome.STALLED),
-        (None, entry("e", "UT"), Outcome.STALLED),
-        (None, entry("e", "UT", status=504), Outcome.DECODE_FAILED),
-        (None, entry("e", "UC"), Outcome.DECODE_FAILED),
-        (None, entry("e", "UF", status=503), Outcome.DECODE_FAILED),
-        (None, entry("", "UH", status=503), Outcome.REFUSED),
-        (Reason.PREFILL_REJECTED, entry(status=400), Outcome.CLIENT_ERROR),
-        (Reason.PREFILL_RESET, entry("e", "DC"), Outcome.PREFILL_FAILED),
-        (Reason.NO_DECODE_INSTANCE, entry(status=503), Outcome.REFUSED),
+        (prefill_ended(), entry("e", "UF", status=503, upstream="10.0.0.1:1"), True),
+        (prefill_ended(), entry("e", "UH", status=503), True),
+        (prefill_ended(), entry("e", "DC", status=0), True),
+        (prefill_ended(), entry(upstream="10.0.0.1:1"), False),
+        (prefill_ended(), entry("e", "DC", upstream="10.0.0.1:1"), False),
+        (prefill_ended("e", Reason.PREFILL_RESET), entry("e", "DC", status=0), False),
+        (PrefillEnded(exchange="e", seconds=None, reason=None), entry("e", "DC"), False),
     ],
 )
-def test_outcomes(reason: Reason | None, log: Entry, outcome: Outcome) -> None:
-    """The sidecar's own reason first, then what Envoy saw."""
-    assert outcome_of(reason, log) is outcome
+def test_kv_is_orphaned_that_prefill_committed_and_no_decode_was_reached_for(
+    mode: TransferMode, ended: PrefillEnded, log: Entry, is_orphaned: bool
+) -> None:
+    """Only what is certain: a decode that was reached may have fetched it."""
+    closed = noted(placed(mode=mode), ended, replied()).report(log, 1.0)
+    assert closed is not None
+    assert closed.is_orphaned is is_orphaned
+
+
+@pytest.mark.parametrize(
+    ("mode", "first_byte_s", "upstream", "may_be_waiting"),
+    [
+        (TransferMode.WRITE, None, "10.0.0.1:1", True),
+        (TransferMode.WRITE, 0.5, "10.0.0.1:1", False),
+        (TransferMode.WRITE, None, "", False),
+        (READ, None, "10.0.0.1:1", False),
+    ],
+)
+def test_a_write_decode_that_was_reached_and_never_began_may_wait_for_a_push(
+    mode: TransferMode, first_byte_s: float | None, upstream: str, may_be_waiting: bool
+) -> None:
+    """Prefill answered; whether it pushed nobody says."""
+    log = entry("e", "DC", upstream=upstream, first_byte_s=first_byte_s)
+    closed = noted(placed(mode=mode), prefill_ended(), replied()).report(log, 1.0)
+    assert closed is not None
+    assert closed.may_be_waiting is may_be_waiting
 
 
 # --- any order
@@ -323,6 +431,9 @@ anything = st.one_of(
     st.builds(prefill_ended, names, st.sampled_from([None, Reason.PREFILL_RESET])),
     st.builds(lambda e, d: Moved(exchange=e, decode=d), names, slots_d),
     st.builds(replied, names, st.sampled_from([None, Reason.PREFILL_ERROR])),
+    st.builds(left, names),
+    st.builds(lambda e: replied(e, spare=Spare(D1, "spare")), names),
+    st.builds(lambda e: entry(e, upstream="spare"), names),
     st.builds(refused, names),
     st.builds(lambda e: entry(e, trail=trail()), names),
     st.builds(lambda e, d: report(e, trail(decode=d)), names, st.none() | slots_d),
@@ -374,8 +485,10 @@ def test_in_any_order_counts_equal_what_is_open_and_nothing_is_closed_twice(
                 assert now - ended_at.get(key, -1e9) > MEMORY_S, "lost after it had ended"
                 ended_at[key] = now
         closed.clear()
-    open_before = {one.placed.exchange for one in ledger}
+    open_before = set(ledger._open)
     assert {c.placed.exchange for c in ledger.envoy_gone(now) if c.placed} == open_before
+    for worker in (0, 1):  # and with them what goes on without its client
+        ledger.worker_lost(worker, now)
     assert ledger.in_flight == {}
     assert len(ledger) == 0
 

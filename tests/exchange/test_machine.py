@@ -23,11 +23,17 @@ from exchange_driver import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.exchange.effects import ClosePrefill, Place, StartPrefill
+from sidecar.exchange.effects import (
+    ClosePrefill,
+    EndTransfer,
+    FailTransfer,
+    Place,
+    StartPrefill,
+)
 from sidecar.exchange.events import Broke, ClientLeft, Event, PrefillAnswered, PrefillFailed
 from sidecar.exchange.machine import _TABLE, IllegalEvent, Phase
 from sidecar.exchange.reasons import Reason
-from sidecar.exchange.records import Moved, Placed, PrefillEnded, Refused, Replied
+from sidecar.exchange.records import Moved, Placed, PrefillEnded, Refused, Replied, Spare
 from sidecar.exchange.situation import Limits, Situation
 from sidecar.routing.instance import Role, TransferMode, Version
 from sidecar.routing.slots import NoPlacement, Placement, Slot, every_slot
@@ -45,6 +51,8 @@ OK, NOT_FOUND = ResponseHeaders(200), ResponseHeaders(404)
 RESET = PrefillFailed(reason=Reason.PREFILL_RESET, seconds=0.1)
 REFUSED = PrefillFailed(reason=Reason.PREFILL_REFUSED, seconds=0.1)
 TIMEOUT = PrefillFailed(reason=Reason.PREFILL_TIMEOUT, seconds=9.0)
+TX = f"tx-{ID}-1"
+PAUSED = PrefillAnswered(status=503, body=b'{"error":{"type":"engine_paused"}}', seconds=0.1)
 ERROR_500 = PrefillAnswered(status=500, body=b"oops", seconds=0.1)
 REDIRECT = PrefillAnswered(status=307, body=b"", seconds=0.1)
 REJECTED = PrefillAnswered(
@@ -347,7 +355,8 @@ def test_read_prefill_failure_is_tried_on_another_slot_with_a_fresh_transfer_id(
     ("failure", "status", "reason"),
     [
         (RESET, 502, "prefill_reset"),
-        (REFUSED, 503, "prefill_refused"),
+        (REFUSED, 502, "prefill_refused"),
+        (PAUSED, 503, "prefill_paused"),
         (ERROR_500, 502, "prefill_error"),
     ],
 )
@@ -450,6 +459,8 @@ def test_write_decode_that_is_not_2xx_passes_at_once_and_closes_prefill(status: 
     driver = writing(ResponseHeaders(status))
     assert isinstance(driver.sent[-1], PassReply)
     assert ClosePrefill() in driver.effects
+    assert EndTransfer(f"tx-{ID}-1") in driver.effects
+    assert driver.has_ended
     assert driver.prefill_ends == [PrefillEnded(exchange=ID, seconds=None, reason=None)]
     assert driver.replied.is_handed_over
 
@@ -481,6 +492,99 @@ def test_write_prefill_failure_answers_the_client_and_aborts_decode(
     assert driver.replied == Replied(exchange=ID, is_handed_over=False, reason=Reason(reason))
 
 
+@pytest.mark.parametrize(
+    ("failure", "transfer"),
+    [
+        (REFUSED, FailTransfer(TX, is_certain=True)),
+        (REJECTED, FailTransfer(TX, is_certain=True)),
+        (PAUSED, FailTransfer(TX, is_certain=True)),
+        (RESET, FailTransfer(TX, is_certain=False)),
+        (TIMEOUT, FailTransfer(TX, is_certain=False)),
+        (ERROR_500, FailTransfer(TX, is_certain=False)),
+        (PREFILL_OK, EndTransfer(TX)),
+        (PREFILL_WITHOUT_KV, EndTransfer(TX)),
+    ],
+)
+@pytest.mark.parametrize("before", [(), (OK,), (ClientLeft(),), (ResponseHeaders(504),)])
+def test_write_says_whether_decode_will_get_its_blocks(
+    before: tuple[Event, ...], failure: Event, transfer: object
+) -> None:
+    """Prefill's failure is told once, also when the client has gone: certain only where prefill
+    never began; what prefill answered with 200 it pushes, with KV parameters or without."""
+    driver = writing(*before, failure)
+    ends = [e for e in driver.effects if isinstance(e, EndTransfer | FailTransfer)]
+    assert ends == [transfer]
+    assert driver.has_ended == (driver.exchange.phase is not Phase.DECODE_ALONE)
+
+
+@pytest.mark.parametrize("before", [(), (OK,)])
+def test_write_prefill_goes_on_without_its_client(before: tuple[Event, ...]) -> None:
+    """Closed, it would leave decode's blocks taken for good: its slot is held until it ends."""
+    driver = writing(*before, ClientLeft())
+    assert driver.exchange.phase is Phase.PREFILL_ALONE
+    assert ClosePrefill() not in driver.effects
+    assert driver.replied.is_prefill_running
+    assert not driver.prefill_ends
+    assert driver.exchange.open_record is not None
+    driver.feed(ClientLeft(), PREFILL_OK)
+    assert driver.has_ended
+    assert len(driver.prefill_ends) == 1
+    assert driver.exchange.open_record is None
+
+
+def test_write_a_decode_that_envoy_gave_up_leaves_prefill_running() -> None:
+    """504 is no answer of decode's: it may still wait for prefill's push."""
+    driver = writing(ResponseHeaders(504))
+    assert isinstance(driver.sent[-1], PassReply)
+    assert driver.exchange.phase is Phase.PREFILL_ALONE
+    assert driver.replied.is_handed_over
+    assert driver.replied.is_prefill_running
+
+
+def test_write_a_leg_that_is_lost_without_its_client_fails_the_transfer() -> None:
+    """A bug, or the end of the process: nobody knows whether prefill pushes."""
+    driver = writing(ClientLeft(), Broke())
+    assert driver.effects[-1] == FailTransfer(TX, is_certain=False)
+    assert driver.has_ended
+
+
+def test_read_names_a_second_host_for_a_refused_connection_only() -> None:
+    """Envoy's list has both, and retries nothing but a failed connect; the record has the spare."""
+    spare = decode(6)
+    placement = Placement(prefill(), decode(), TransferMode.READ, spare)
+    driver = reading(PREFILL_OK, confirms=placement)
+    sent = driver.body_reply.set_headers
+    assert sent["x-gateway-destination-endpoint"] == "10.0.1.5:8000,10.0.1.6:8000"
+    assert sent["x-envoy-retry-on"] == "connect-failure"
+    assert driver.replied.spare == Spare(spare.slot, "10.0.1.6:8000")
+
+
+def test_without_a_second_host_envoy_retries_nothing() -> None:
+    """One destination, no retry header."""
+    sent = reading(PREFILL_OK).body_reply.set_headers
+    assert sent["x-gateway-destination-endpoint"] == "10.0.1.5:8000"
+    assert "x-envoy-retry-on" not in sent
+
+
+@pytest.mark.parametrize(
+    ("late", "ended"),
+    [
+        (PREFILL_OK, PrefillEnded(exchange=ID, seconds=0.5, reason=None)),
+        (RESET, PrefillEnded(exchange=ID, seconds=0.1, reason=Reason.PREFILL_RESET)),
+        (None, PrefillEnded(exchange=ID, seconds=None, reason=None)),
+    ],
+)
+def test_read_a_client_that_leaves_as_prefill_ends_leaves_its_end_on_record(
+    late: PrefillAnswered | PrefillFailed | None, ended: PrefillEnded
+) -> None:
+    """KV that was committed is known to lie there; nothing is dispatched or retried."""
+    driver = reading(ClientLeft(prefill=late))
+    assert driver.prefill_ends == [ended]
+    assert not any(isinstance(reply, BodyReply) for reply in driver.sent)
+    assert len(driver.legs) == 1
+    assert driver.replied == Replied(exchange=ID, is_handed_over=False, phase="prefill")
+
+
 # --- ends
 
 
@@ -490,9 +594,7 @@ def test_write_prefill_failure_answers_the_client_and_aborts_decode(
         (lambda: Driver(), None),
         (lambda: Driver().feed(headers()), None),
         (lambda: reading(), "prefill"),
-        (lambda: writing(), "decode"),
         (lambda: writing(PREFILL_OK), "decode"),
-        (lambda: writing(OK), "decode"),
     ],
 )
 def test_a_client_that_leaves_gives_everything_back(
@@ -532,6 +634,9 @@ def test_an_internal_fault_is_answered_500_and_gives_everything_back(
     assert broken.immediate.metadata["ex"] == ID
     records = [r for r in broken.notes if isinstance(r, Replied | Refused)]
     assert [r.reason for r in records] == [Reason.INTERNAL]
+    broken.feed(Broke())
+    assert broken.has_ended
+    assert not broken.awaited
     assert all(r.phase == "" for r in records if isinstance(r, Replied))
     assert broken.exchange.handle(Broke(), 0) == []
 
@@ -591,6 +696,7 @@ AT: dict[Phase, Callable[[], Driver]] = {
     Phase.DECODE: lambda: writing(),
     Phase.DECODE_ALONE: lambda: writing(PREFILL_OK),
     Phase.HELD: lambda: writing(OK),
+    Phase.PREFILL_ALONE: lambda: writing(ClientLeft()),
     Phase.DONE: lambda: reading(PREFILL_OK),
 }
 EVENTS: list[Event] = [
@@ -619,6 +725,7 @@ def test_an_event_is_legal_exactly_where_the_table_names_it(phase: Phase, event:
         exchange.handle(event, 0)
     assert exchange.phase is phase
     exchange.handle(ClientLeft(), 0)
+    exchange.handle(Broke(), 0)
     assert exchange.phase is Phase.DONE
 
 
@@ -654,7 +761,11 @@ steps = st.sampled_from(
         RESET,
         REFUSED,
         TIMEOUT,
+        PAUSED,
+        ResponseHeaders(504),
         ClientLeft(),
+        ClientLeft(prefill=PREFILL_OK),
+        ClientLeft(prefill=REFUSED),
         Broke(),
     ]
 )
@@ -687,14 +798,17 @@ def test_on_every_way_what_is_taken_is_given_back_once(
         assert kinds.count(PassReply) + kinds.count(ImmediateReply) <= 1
         assert len(driver.legs) <= attempts
         if ImmediateReply in kinds or PassReply in kinds:
-            assert driver.has_ended, "the last reply ends the exchange"
+            assert driver.is_over, "the last reply ends the exchange"
             assert kinds[-1] in (ImmediateReply, PassReply)
     driver.feed(ClientLeft())
-    assert driver.has_ended
+    assert driver.is_over
+    driver.feed(*([Broke()] if not driver.has_ended else []))
     assert driver.exchange.open_record is None
+    assert not driver.awaited, "decode waits for what nobody answers for"
     assert len(driver.records(Replied)) == (1 if driver.records(Placed) else 0)
     assert len(driver.prefill_ends) == len(driver.legs)
     assert len(driver.records(Refused)) <= (0 if driver.records(Placed) else 1)
     assert len(set(transfer_ids(driver))) == len(driver.legs)
     if driver.records(Replied):
-        assert driver.notes[-1] == driver.replied, "the release is the last that control hears"
+        after = driver.notes[driver.notes.index(driver.replied) + 1 :]
+        assert [type(r) for r in after] == [PrefillEnded] * driver.replied.is_prefill_running

@@ -1,9 +1,12 @@
 """The table of reasons: closed, whole, and in OpenAI's shape."""
 
 import json
+import re
 
 import pytest
+import yaml
 
+from sidecar.app.files import envoy_yaml
 from sidecar.exchange.reasons import OWN_REPLY, TABLE, Outcome, Reason, refusal
 
 
@@ -12,7 +15,49 @@ def test_every_reason_has_a_row() -> None:
     assert set(TABLE) == set(Reason)
 
 
-@pytest.mark.parametrize("reason", Reason)
+ANSWERED = [reason for reason in Reason if TABLE[reason].status is not None]
+
+
+def test_what_can_only_be_cut_has_no_answer() -> None:
+    """Its status has gone out before."""
+    cut = set(Reason) - set(ANSWERED)
+    assert cut == {Reason.DECODE_STALLED, Reason.DECODE_CUT}
+    for reason in cut:
+        with pytest.raises(AssertionError, match="no answer"):
+            refusal(reason)
+
+
+def envoys_words() -> dict[str, tuple[int | None, str, str, bool]]:
+    """reason -> status, type, message and whether it says when to come again, of the listener's
+    mappers."""
+    (listener,) = yaml.safe_load(re.sub(r"\$\{(\w+)\}", "1", envoy_yaml("listener.yaml")))[
+        "resources"
+    ]
+    manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    words = {}
+    for mapper in manager["local_reply_config"]["mappers"]:
+        if "headers_to_add" not in mapper:
+            continue
+        headers = {h["header"]["key"]: h["header"]["value"] for h in mapper["headers_to_add"]}
+        error = mapper["body_format_override"]["json_format"]["error"]
+        assert error["code"] == headers["x-pd-error"]
+        status = re.findall(r"'op': 'EQ', 'value': {'default_value': (\d+)", str(mapper["filter"]))
+        code = mapper.get("status_code") or (int(status[0]) if status else None)
+        words[error["code"]] = (code, error["type"], error["message"], "retry-after" in headers)
+    return words
+
+
+def test_envoys_own_refusals_have_the_tables_words() -> None:
+    """Status, type and message are in both; one reason never has two texts."""
+    words = envoys_words()
+    for reason in ANSWERED:
+        row = TABLE[reason]
+        if row.is_envoys or reason.value in words:
+            expected = (row.status, row.kind, row.message, row.status == 503)
+            assert words[reason.value] == expected, reason
+
+
+@pytest.mark.parametrize("reason", ANSWERED)
 def test_a_refusal_is_an_openai_error_with_its_reason(reason: Reason) -> None:
     """Body, `x-pd-error` and metadata name it; a 503 says when to come again."""
     reply = refusal(reason, echo={"x-request-id": "mine"})
@@ -28,7 +73,7 @@ def test_a_refusal_is_an_openai_error_with_its_reason(reason: Reason) -> None:
     assert ("retry-after" in reply.headers) == (row.status == 503)
 
 
-@pytest.mark.parametrize("reason", Reason)
+@pytest.mark.parametrize("reason", ANSWERED)
 def test_status_and_outcome_agree_on_whose_fault_it_was(reason: Reason) -> None:
     """4xx is the client's; nothing of ours is."""
     row = TABLE[reason]

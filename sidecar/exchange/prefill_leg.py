@@ -1,0 +1,104 @@
+"""The prefill leg of one exchange over its attempts: whether it runs, what waits for it, and
+whether another slot may be tried."""
+
+from sidecar.exchange.effects import ClosePrefill, Effect, EndTransfer, FailTransfer, Note
+from sidecar.exchange.events import PrefillAnswered, PrefillFailed
+from sidecar.exchange.reasons import Reason
+from sidecar.exchange.records import PrefillEnded
+from sidecar.exchange.situation import Limits
+from sidecar.routing.slots import Slot, Target, every_slot
+
+NEVER_BEGAN = frozenset((Reason.PREFILL_REFUSED, Reason.PREFILL_REJECTED, Reason.PREFILL_PAUSED))
+"""prefill did no work, so nothing of it can still be on its way to decode"""
+_FINAL = frozenset((Reason.PREFILL_REJECTED, Reason.PREFILL_TIMEOUT))
+"""another slot would answer the same, or there is no time left for it"""
+
+Ended = PrefillAnswered | PrefillFailed
+
+
+def fault_of(event: Ended) -> Reason | None:
+    """Why the leg failed; None: 2xx."""
+    if isinstance(event, PrefillFailed):
+        return event.reason
+    if 200 <= event.status < 300:
+        return None
+    if 400 <= event.status < 500:
+        return Reason.PREFILL_REJECTED
+    if event.status == 503 and event.body is not None and b"engine_paused" in event.body:
+        return Reason.PREFILL_PAUSED  # no fault: an operator paused it (protocol e)
+    return Reason.PREFILL_ERROR
+
+
+class PrefillLeg:
+    """Invariant: each `begin` is followed by one `end`."""
+
+    def __init__(self, exchange: str) -> None:
+        self._exchange = exchange
+        self._deadline = 0.0
+        self.attempt = 0
+        self.is_running = False
+        self.failure: Reason | None = None
+        """why the last attempt failed"""
+        self.tried: frozenset[Slot] = frozenset()
+        self._awaited: str | None = None
+        """WRITE: the transfer whose push decode waits for"""
+
+    @property
+    def is_awaited(self) -> bool:
+        """Decode was dispatched and may wait for this leg, also when its own client is gone."""
+        return self.is_running and self._awaited is not None
+
+    def open_until(self, deadline: float) -> None:
+        """The limit of all attempts together, monotonic seconds."""
+        self._deadline = deadline
+
+    def remaining_s(self, now: float) -> float:
+        return self._deadline - now
+
+    def next_transfer_id(self) -> str:
+        """A fresh one for each attempt: engines remember ids for ever (protocol c)."""
+        self.attempt += 1
+        return f"tx-{self._exchange}-{self.attempt}"
+
+    def begin(self, awaited: str | None) -> None:
+        self.is_running, self._awaited = True, awaited
+
+    def end(self, event: Ended) -> list[Effect]:
+        """It ended by itself."""
+        reason = fault_of(event)
+        ended = self._ended(event.seconds, reason)
+        if reason is None:
+            return [*ended, *self._no_longer_awaited()]
+        return [*ended, *self._failed(is_certain=reason in NEVER_BEGAN)]
+
+    def close(self) -> list[Effect]:
+        """It is closed, because decode does not wait for it."""
+        return [ClosePrefill(), *self._ended(None, None), *self._no_longer_awaited()]
+
+    def lose(self) -> list[Effect]:
+        """Nobody knows how it ended."""
+        return [*self._ended(None, None), *self._failed(is_certain=False)]
+
+    def _ended(self, seconds: float | None, reason: Reason | None) -> list[Effect]:
+        self.is_running = False
+        return [Note(PrefillEnded(exchange=self._exchange, seconds=seconds, reason=reason))]
+
+    def _no_longer_awaited(self) -> list[Effect]:
+        transfer_id, self._awaited = self._awaited, None
+        return [] if transfer_id is None else [EndTransfer(transfer_id)]
+
+    def _failed(self, *, is_certain: bool) -> list[Effect]:
+        transfer_id, self._awaited = self._awaited, None
+        return [] if transfer_id is None else [FailTransfer(transfer_id, is_certain)]
+
+    def may_retry(self, reason: Reason, limits: Limits, now: float) -> bool:
+        has_time = now < self._deadline
+        return reason not in _FINAL and has_time and self.attempt < limits.prefill_attempts
+
+    def avoid(self, target: Target, reason: Reason) -> None:
+        """The next attempt must not go there: the slot, or every rank of an instance that cannot
+        be reached or runs nothing."""
+        self.failure = reason
+        is_whole = reason in (Reason.PREFILL_REFUSED, Reason.PREFILL_PAUSED)
+        slots = every_slot(target.member.instance) if is_whole else frozenset((target.slot,))
+        self.tried |= slots

@@ -1,0 +1,66 @@
+"""The journal of awaited transfers: whole or absent, and there after its writer was killed."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sidecar.edge import transfer_journal
+from sidecar.edge.transfer_journal import CELL_BYTES, TransferJournal
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "transfers.w0"
+
+
+def test_what_is_put_is_left_and_what_is_cleared_is_not(path: Path) -> None:
+    """Over a reopening; a leftover stays until it is cleared."""
+    first = TransferJournal(path)
+    assert first.leftovers == {}
+    kept, cleared = first.put(b"kept"), first.put(b"cleared")
+    assert kept is not None
+    assert cleared is not None
+    first.clear(cleared)
+    first.close()
+    for _ in range(2):
+        again = TransferJournal(path)
+        assert again.leftovers == {kept: b"kept"}
+        again.close()
+    again = TransferJournal(path)
+    assert again.put(b"new") != kept
+    again.clear(kept)
+    again.close()
+    assert list(TransferJournal(path).leftovers.values()) == [b"new"]
+
+
+def test_what_a_killed_process_put_is_there(path: Path) -> None:
+    """kill -9 right after the put."""
+    code = (
+        "import os, sys, pathlib; from sidecar.edge.transfer_journal import TransferJournal\n"
+        f"TransferJournal(pathlib.Path({str(path)!r})).put(b'mine'); os.kill(os.getpid(), 9)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+    assert list(TransferJournal(path).leftovers.values()) == [b"mine"]
+
+
+def test_no_room_is_said(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For too many as for too long; a cleared cell is room again."""
+    monkeypatch.setattr(transfer_journal, "CELLS", 2)
+    journal = TransferJournal(path)
+    assert journal.put(b"x" * CELL_BYTES) is None
+    cells = [journal.put(b"x" * (CELL_BYTES - 2)), journal.put(b"y")]
+    assert None not in cells
+    assert journal.put(b"z") is None
+    assert "2 of 2" in repr(journal)
+    journal.clear(cells[0])
+    assert journal.put(b"z") == cells[0]
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 4096, b"short"])
+def test_a_file_of_something_else_is_no_fault(path: Path, content: bytes) -> None:
+    """Lengths that cannot be are no entries."""
+    path.write_bytes(content)
+    journal = TransferJournal(path)
+    assert journal.put(b"new") is not None
