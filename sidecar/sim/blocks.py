@@ -17,6 +17,7 @@ class PushTarget:
     """Where a WRITE prefill leg was told to push: the decode instance."""
 
     host: str
+    handshake_port: int
     notify_port: int
     dp_size: int
     tp_size: int

@@ -65,6 +65,7 @@ class ControlRoutes:
                 "notices": len(self._prefill.notices),
                 "leaked_transfers": len(self._decode.leaked),
                 "leaked_blocks": sum(self._decode.leaked.values()),
+                "notify_threads_dead": len(core.dead_notify_ranks),
                 "beats_sent": self._heartbeat.sent if self._heartbeat else 0,
                 "connections": self._door.connections,
                 **core.counters.as_dict(),

@@ -5,10 +5,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import zmq
+
 from sidecar.sim.api_error import EngineDead
 from sidecar.sim.counters import Counters, Leg
 from sidecar.sim.faults import Faults
 from sidecar.sim.link import Links
+from sidecar.sim.notifier import Notifier
 from sidecar.sim.options import SimOptions
 
 KEPT_REQUESTS = 20  # of each leg, for /sim/last
@@ -95,6 +98,9 @@ class Core:
         self.engine_id = f"{host}:{handshake_port}"
         self.counters = Counters(options.dp_size)
         self.links = Links()
+        self.zmq: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.notifier = Notifier(self.zmq, self.counters)
+        self.dead_notify_ranks: set[int] = set()
         self.gate = HoldGate(self.counters)
         self.pace = Pace(options.ttft_ms / 1000, options.tokens_per_s)
         self.health = Health()
@@ -129,6 +135,12 @@ class Core:
                 callback()
         self.counters.errors[cause] += 1
         return EngineDead()
+
+    def is_deaf(self, rank: int) -> bool:
+        """Whether a notify port of this data-parallel rank has ended."""
+        if self.options.dp_size > 1:
+            return rank in self.dead_notify_ranks
+        return bool(self.dead_notify_ranks)
 
     def check_alive(self) -> None:
         """Raises EngineDead once the engine core has died."""

@@ -24,6 +24,9 @@ class Counters:
         self.released = 0
         self.reaped = 0
         self.reaped_blocks = 0
+        self.released_by_notify = 0
+        self.failed_by_notify = 0
+        self.early_releases = 0
         self.aborted = 0
         self.tokens_sent = 0
         self.local_prefills = 0
@@ -38,6 +41,9 @@ class Counters:
             "released": self.released,
             "reaped": self.reaped,
             "reaped_blocks": self.reaped_blocks,
+            "released_by_notify": self.released_by_notify,
+            "failed_by_notify": self.failed_by_notify,
+            "early_releases": self.early_releases,
             "aborted": self.aborted,
             "tokens_sent": self.tokens_sent,
             "local_prefills": self.local_prefills,

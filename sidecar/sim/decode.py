@@ -1,22 +1,36 @@
 """The decode side of a transfer: fetches a prompt's blocks (READ) or waits for them (WRITE).
 
-Invariant: WRITE waits for ever, as vLLM does, until the push, a `write_failed`, the engine's
-death or the client's leaving; in the last case the blocks count as leaked until a push comes.
+Invariant: WRITE waits for ever, as vLLM does, until `write_done` or `write_failed` comes to its
+rank's notify port, the engine dies or the client leaves; in the last case the blocks count as
+leaked until one of the two messages comes.
 """
 
 import asyncio
+from os import urandom
 
 from sidecar.sim.api_error import ApiError, EngineDead
 from sidecar.sim.core import Core
+from sidecar.sim.hearing import Hearing, Key
 from sidecar.sim.kv_params import KvParams
 from sidecar.sim.link import LinkError
-from sidecar.sim.messages import AnyMessage, Fetch, Push, RemoteBlocks, Reply, WriteFailed
+from sidecar.sim.messages import AnyMessage, Fetch, Push, Reply
 from sidecar.sim.model import block_contents
 from sidecar.sim.model_request import ModelRequest
-from sidecar.sim.options import Address
+from sidecar.sim.notifier import rank_ports
+from sidecar.sim.notify_messages import (
+    NotifyKiller,
+    NotifyMessage,
+    Told,
+    WriteDone,
+    WriteFailed,
+    remote_blocks,
+)
+from sidecar.sim.options import Address, Rank
 from sidecar.sim.peer_address import PeerAddress, find_peer
 
-_Key = tuple[int, str]  # rank, transfer id
+MAX_HEARD = 100_000
+MAX_FAILED = 4096  # vLLM remembers as many failures of transfers it does not know (protocol e)
+MAX_TP_SIZE = 1024
 
 
 class Decode:
@@ -24,10 +38,14 @@ class Decode:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._waiting: dict[_Key, asyncio.Future[tuple[bytes, ...]]] = {}
+        self._waiting: dict[Key, asyncio.Future[tuple[bytes, ...]]] = {}
         self._next_block = 1
-        self.leaked: dict[_Key, int] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.leaked: dict[Key, int] = {}
+        # What prefill wrote and has not yet said so.
+        self._written: dict[Key, tuple[bytes, ...]] = {}
+        ports = core.options.notify_ports_of_rank
+        self._done: Hearing[None] = Hearing(ports, MAX_HEARD)
+        self._failed: Hearing[None] = Hearing(ports, MAX_FAILED)
         core.on_death.append(self._fail_waiting)
 
     async def obtain(
@@ -47,33 +65,34 @@ class Decode:
         try:
             if options.mode == "READ":
                 return await self._fetch(kv, peer)
-            return await self._await_push(kv, peer, rank, len(own))
+            return await self._await_push(kv, peer, rank, len(own), request_id)
         finally:
             self._core.waiting -= 1
 
-    def answer_notify(self, rank: int, message: AnyMessage) -> Reply:
-        """Answer what comes to a rank's notify port: pushes and their failures."""
-        match message:
-            case Push():
-                error = self._accept(rank, message)
-            case WriteFailed():
-                error = None
-                self._fail(rank, message.transfer_id)
-            case _:
-                error = "wrong_port"
+    def answer_handshake(self, rank: int, message: AnyMessage) -> Reply:
+        """Answer what comes to a rank's handshake port: the bytes of WRITE pushes."""
+        error = self._accept(rank, message) if isinstance(message, Push) else "wrong_port"
         if error:
             self._core.counters.errors[error] += 1
         return Reply(message.call, error=error)
 
-    def answer_handshake(self, _rank: int, message: AnyMessage) -> Reply:
-        """A decode engine's blocks are never fetched."""
-        self._core.counters.errors["wrong_port"] += 1
-        return Reply(message.call, error="wrong_port")
-
-    def close(self) -> None:
-        """The life ends: give up what is still being sent."""
-        for task in self._tasks:
-            task.cancel()
+    def hear(self, rank: Rank, message: NotifyMessage) -> None:
+        """Hear what comes to a notify port; raises NotifyKiller for prefill's messages."""
+        if not isinstance(message, WriteDone | WriteFailed):
+            raise NotifyKiller("notify_wrong_role")
+        if self._core.options.mode != "WRITE":
+            # Heard, and never looked at.
+            self._core.counters.errors["notify_in_read_mode"] += 1
+            return
+        key = (rank.dp, message.transfer_id)
+        heard = self._done if isinstance(message, WriteDone) else self._failed
+        heard.note(key, rank.tp, None)
+        if not heard.is_complete(key):
+            return
+        if heard is self._done:
+            self._finish(key)
+        else:
+            self._fail(key)
 
     async def _fetch(self, kv: KvParams, peer: PeerAddress) -> tuple[bytes, ...]:
         if kv.remote_dp_rank >= (kv.remote_dp_size or 1):
@@ -102,7 +121,7 @@ class Decode:
         return ApiError(500, f"Internal server error (sim: KV load failed: {error})")
 
     async def _await_push(
-        self, kv: KvParams, peer: PeerAddress, rank: int, blocks: int
+        self, kv: KvParams, peer: PeerAddress, rank: int, blocks: int, request_id: str
     ) -> tuple[bytes, ...]:
         key = (rank, kv.transfer_id or f"tx-sim-{id(kv)}")
         future: asyncio.Future[tuple[bytes, ...]] = asyncio.get_running_loop().create_future()
@@ -111,11 +130,11 @@ class Decode:
             self._core.counters.errors["transfer_id_reuse"] += 1
         self._waiting[key] = future
         if self._is_notifier(kv, rank):
-            task = asyncio.create_task(self._notify(kv, peer, key, blocks))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._notify(kv, peer, key, blocks, request_id)
         else:
             self._core.counters.errors["nobody_notifies"] += 1
+        if self._failed.is_complete(key):
+            self._fail(key)
         try:
             contents = await future
         except asyncio.CancelledError:
@@ -135,43 +154,58 @@ class Decode:
         # Default: the rank is on pod 0, and a simulated instance has one pod only.
         return not kv.remote_dp_rank_override or rank == kv.remote_dp_rank
 
-    async def _notify(self, kv: KvParams, peer: PeerAddress, key: _Key, blocks: int) -> None:
+    def _notify(
+        self, kv: KvParams, peer: PeerAddress, key: Key, blocks: int, request_id: str
+    ) -> None:
         options = self._core.options
-        links = self._core.links
+        rank, transfer_id = key
         first, self._next_block = self._next_block, self._next_block + blocks
-        message = RemoteBlocks(
-            links.next_call(),
-            transfer_id=key[1],
-            decode_rank=key[0],
-            dp_size=options.dp_size,
-            tp_size=options.tp_size,
-            prefill_tp_size=kv.remote_tp_size,
-            block_ids=list(range(first, self._next_block)),
-        )
+        told = Told(options.dp_size, options.tp_size, kv.remote_tp_size)
+        ids = range(first, self._next_block)
+        payload = remote_blocks(request_id, transfer_id, ids, rank, told)
         # vLLM folds the rank by the prefill's ranks of a pod, default remote_dp_size.
-        offset = kv.remote_dp_rank % (kv.remote_dp_size or 1)
-        try:
-            await links.call(Address(peer.host, peer.notify_port + offset), message)
-        except LinkError:
-            self._core.counters.errors["notify_unreachable"] += 1
+        dp_size = kv.remote_dp_size or 1
+        tp_size = min(kv.remote_tp_size or options.tp_size, MAX_TP_SIZE)
+        ports = rank_ports(peer.notify_port, kv.remote_dp_rank % dp_size, dp_size, tp_size)
+        self._core.notifier.tell(peer.host, ports, payload)
 
     def _accept(self, rank: int, message: Push) -> str | None:
         if message.decode_rank != rank:
             return "wrong_rank"
         key = (rank, message.transfer_id)
-        if self.leaked.pop(key, None) is not None:
-            return None
-        future = self._waiting.get(key)
-        if future is None or future.done():
+        if key not in self._waiting and key not in self.leaked:
             return "unknown_transfer"
-        future.set_result(tuple(message.contents))
+        self._written[key] = tuple(message.contents)
         return None
 
-    def _fail(self, rank: int, transfer_id: str) -> None:
-        self.leaked.pop((rank, transfer_id), None)
-        future = self._waiting.get((rank, transfer_id))
-        if future is not None and not future.done():
-            future.set_exception(self._fail_fetch("write_failed"))
+    def _finish(self, key: Key) -> None:
+        """Prefill says that all is written."""
+        self._done.forget(key)
+        contents = self._written.pop(key, None)
+        if self.leaked.pop(key, None) is not None:
+            return
+        future = self._waiting.get(key)
+        if future is None or future.done():
+            self._core.counters.errors["unknown_transfer"] += 1
+            return
+        if contents is None:
+            # Nobody wrote: vLLM decodes what lies in the blocks.
+            self._core.counters.errors["write_done_without_push"] += 1
+            contents = (urandom(16),)
+        future.set_result(contents)
+
+    def _fail(self, key: Key) -> None:
+        """Prefill, or a router in its place, says that nothing will be written any more."""
+        future = self._waiting.get(key)
+        is_waiting = future is not None and not future.done()
+        if not is_waiting and key not in self.leaked:
+            return  # remembered, for a request that comes later
+        self._failed.forget(key)
+        self._written.pop(key, None)
+        self.leaked.pop(key, None)
+        self._core.counters.failed_by_notify += 1
+        if future is not None and is_waiting:
+            future.set_exception(ApiError(500, "Internal server error (sim: KV load failed)"))
 
     def _fail_waiting(self) -> None:
         for future in self._waiting.values():

@@ -19,6 +19,7 @@ from sidecar.sim.door import Door
 from sidecar.sim.fault_routes import FaultRoutes
 from sidecar.sim.heartbeat import Heartbeat, payload_maker
 from sidecar.sim.link import LinkServer
+from sidecar.sim.notify_ports import NotifyPorts
 from sidecar.sim.options import SimOptions, parse_address
 from sidecar.sim.ports import Ports
 from sidecar.sim.prefill import Prefill
@@ -77,17 +78,20 @@ class Life:
         return heartbeat
 
     async def _serve_links(self, stack: AsyncExitStack) -> None:
+        core = self._core
         side = self._prefill if self._options.role == "prefill" else self._decode
-        for sockets, answer in (
-            (self._ports.handshakes, side.answer_handshake),
-            (self._ports.notifies, side.answer_notify),
-        ):
-            for rank, listener in enumerate(sockets):
-                server = LinkServer(partial(answer, rank))
-                stack.callback(server.close)
-                await server.listen(listener)
-        stack.callback(side.close)
-        stack.callback(self._core.links.close)
+        stack.callback(core.links.close)
+        for rank, listener in enumerate(self._ports.handshakes):
+            server = LinkServer(partial(side.answer_handshake, rank))
+            stack.callback(server.close)
+            await server.listen(listener)
+        stack.callback(core.zmq.term)
+        stack.callback(core.notifier.close)
+        notify = NotifyPorts(core, side.hear)
+        stack.callback(notify.close)
+        for index, bound in enumerate(self._ports.notifies):
+            notify.listen(index, bound)
+        stack.callback(self._prefill.close)
 
     async def _serve_http(self, heartbeat: Heartbeat | None, stack: AsyncExitStack) -> None:
         core, sides = self._core, (self._prefill, self._decode)

@@ -28,6 +28,14 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """Which of an engine's ranks a notify port belongs to; one of both numbers is 0."""
+
+    dp: int
+    tp: int
+
+
 def parse_address(name: str, text: str) -> Address:
     """Read `HOST:PORT` or `[IPV6]:PORT`; `name` is the option to blame in the error."""
     host, colon, port = text.rpartition(":")
@@ -55,10 +63,10 @@ HELP = {
     "http": "HOST:PORT of the OpenAI API",
     "proxy": "HOST:PORT of the router's registration; without it the engine never registers",
     "dp_size": "data-parallel ranks",
-    "tp_size": "tensor-parallel size, as a value only",
+    "tp_size": "tensor-parallel size: a value, and with dp_size 1 as many notify ports",
     "mode": "transfer mode, READ or WRITE",
     "handshake_port": "first of dp_size ports",
-    "notify_port": "first of dp_size ports",
+    "notify_port": "first of dp_size ports, of tp_size ones if dp_size is 1",
     "ttft_ms": "time to first token",
     "tokens_per_s": "of each answer; 0: as fast as possible",
     "model": "served model name",
@@ -77,7 +85,8 @@ class SimOptions:
     """One simulated instance.
 
     Port 0 (in `http`, `handshake_port`, `notify_port`) means: pick a free one. Rank r listens
-    at `handshake_port + r` and `notify_port + r`. `proxy` empty: never registers.
+    at `handshake_port + r` and `notify_port + r`; with one rank each of its `tp_size` ones has a
+    notify port. `proxy` empty: never registers.
     `tokens_per_s` 0: as fast as possible. `shape` None: what `version` would send.
     """
 
@@ -138,6 +147,16 @@ class SimOptions:
     def release(self) -> tuple[int, int]:
         """(major, minor) of the simulated vLLM."""
         return parse_release(self.version)
+
+    @property
+    def notify_ports(self) -> int:
+        """How many there are: both sizes above 1 collide in vLLM (protocol d), here dp_size."""
+        return self.dp_size if self.dp_size > 1 else self.tp_size
+
+    @property
+    def notify_ports_of_rank(self) -> int:
+        """How many of them one data-parallel rank has."""
+        return 1 if self.dp_size > 1 else self.tp_size
 
     @property
     def heartbeat_shape(self) -> Shape:

@@ -22,9 +22,12 @@ class Ports:
         proxy = parse_address("--proxy", options.proxy) if options.proxy else None
         self._host = where.host
         self.http = bind("--http", where)
-        count = options.dp_size
-        self.handshakes = bind_range("--handshake-port", where.host, options.handshake_port, count)
-        self.notifies = bind_range("--notify-port", where.host, options.notify_port, count)
+        self.handshakes = bind_range(
+            "--handshake-port", where.host, options.handshake_port, options.dp_size
+        )
+        self.notifies = bind_range(
+            "--notify-port", where.host, options.notify_port, options.notify_ports
+        )
         self.http_address = Address(reachable_host(where, proxy), port_of(self.http))
         self.handshake_port = port_of(self.handshakes[0])
         self.notify_port = port_of(self.notifies[0])

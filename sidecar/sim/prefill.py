@@ -9,15 +9,27 @@ from typing import Any
 
 from sidecar.sim.blocks import BlockStore, Held, PushTarget
 from sidecar.sim.core import Core
+from sidecar.sim.hearing import Hearing, Key
 from sidecar.sim.kv_params import KvParams
 from sidecar.sim.link import LinkError
-from sidecar.sim.messages import AnyMessage, Fetch, Push, Release, RemoteBlocks, Reply, WriteFailed
+from sidecar.sim.messages import AnyMessage, Fetch, Push, Reply
 from sidecar.sim.model import block_contents
 from sidecar.sim.model_request import ModelRequest
-from sidecar.sim.options import Address
+from sidecar.sim.notifier import rank_ports
+from sidecar.sim.notify_messages import (
+    STRUCTURED_SINCE,
+    NotifyKiller,
+    NotifyMessage,
+    Release,
+    RemoteBlocks,
+    write_done,
+    write_failed,
+)
+from sidecar.sim.options import Address, Rank
 from sidecar.sim.peer_address import find_peer
 
 MAX_NOTICES = 100_000
+MAX_ENDED = 4096  # vLLM remembers as many terminal transfers (protocol c)
 
 
 class Prefill:
@@ -26,8 +38,11 @@ class Prefill:
     def __init__(self, core: Core) -> None:
         self._core = core
         self.store = BlockStore(core.engine_id, core.options.tp_size)
-        # WRITE: what decode engines said before the prefill was done, by (rank, transfer id).
-        self.notices: OrderedDict[tuple[int, str], RemoteBlocks] = OrderedDict()
+        ports = core.options.notify_ports_of_rank
+        # WRITE: what decode engines said before the prefill was done.
+        self.notices: Hearing[RemoteBlocks] = Hearing(ports, MAX_NOTICES)
+        self._releases: Hearing[int] = Hearing(ports, MAX_NOTICES)
+        self._ended: OrderedDict[str, None] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def check(self, request: ModelRequest, kv: KvParams, request_id: str) -> PushTarget | None:
@@ -48,7 +63,13 @@ class Prefill:
             errors["prefill_streamed"] += 1
         if options.mode == "READ" or peer is None:
             return None
-        return PushTarget(peer.host, peer.notify_port, kv.remote_dp_size or 1, kv.remote_tp_size)
+        return PushTarget(
+            peer.host,
+            peer.handshake_port,
+            peer.notify_port,
+            kv.remote_dp_size or 1,
+            kv.remote_tp_size,
+        )
 
     def finish(
         self,
@@ -80,7 +101,8 @@ class Prefill:
             self._core.counters.errors["transfer_id_reuse"] += 1
         elif is_kept or target is not None:
             self.store.hold(held)
-            self._push_if_ready(rank, held.transfer_id)
+            self._release_if_told((rank, held.transfer_id))
+            self._push_if_ready((rank, held.transfer_id))
         return self._parameters(held) if is_kept else None
 
     def answer_handshake(self, rank: int, message: AnyMessage) -> Reply:
@@ -92,23 +114,23 @@ class Prefill:
         )
         if error:
             return self._refuse(message, error)
-        held = self.store.take(message.transfer_id)
+        held = self.store.get(message.transfer_id)
         assert held is not None
-        self._core.counters.released += 1
+        if not self._core.is_deaf(rank):
+            # Decode's release stands for itself: it follows each read, at the notify port.
+            self._take(held)
+            self._core.counters.released += 1
         return Reply(message.call, contents=list(held.contents))
 
-    def answer_notify(self, rank: int, message: AnyMessage) -> Reply:
-        """Answer what comes to a rank's notify port: WRITE notices, and releases."""
+    def hear(self, rank: Rank, message: NotifyMessage) -> None:
+        """Hear what comes to a notify port; raises NotifyKiller for decode's messages."""
         match message:
             case RemoteBlocks():
-                return self._note(rank, message)
+                self._note(rank, message)
             case Release():
-                if self.store.take(message.transfer_id) is None:
-                    return self._refuse(message, "unknown_release")
-                self._core.counters.released += 1
-                return Reply(message.call)
+                self._release(rank, message)
             case _:
-                return self._refuse(message, "wrong_port")
+                raise NotifyKiller("notify_wrong_role")
 
     def close(self) -> None:
         """The life ends: give up what is still being sent."""
@@ -118,36 +140,82 @@ class Prefill:
     def reap(self, now: float) -> None:
         """Free what nobody came for within the defer time-out; `now` is loop time."""
         for held in self.store.reap(now):
+            self._end(held)
             if held.block_ids:
                 self._core.counters.reaped += 1
                 self._core.counters.reaped_blocks += len(held.block_ids)
-            # Before 0.33 nobody tells decode (protocol.md e).
-            if held.target is not None and self._core.options.release >= (0, 33):
-                self._spawn(self._report_failure(held, held.target))
+            # Before 0.33 nobody tells decode (protocol e).
+            if held.target is not None and self._core.options.release >= STRUCTURED_SINCE:
+                for decode_rank in range(held.target.dp_size):
+                    self._tell(held.target, decode_rank, write_failed(held.transfer_id))
 
     def _refuse(self, message: AnyMessage, error: str) -> Reply:
         self._core.counters.errors[error] += 1
         return Reply(message.call, error=error)
 
-    def _note(self, rank: int, message: RemoteBlocks) -> Reply:
-        if self._core.options.mode != "WRITE":
-            return self._refuse(message, "notify_in_read_mode")
-        told = message.prefill_tp_size
-        if told != self._core.options.tp_size and (told or rank):
-            return self._refuse(message, "notify_wrong_tp_size")
-        self.notices[rank, message.transfer_id] = message
-        if len(self.notices) > MAX_NOTICES:
-            self.notices.popitem(last=False)
-        self._push_if_ready(rank, message.transfer_id)
-        return Reply(message.call)
+    def _take(self, held: Held) -> None:
+        """Its blocks go: to decode, or to nobody."""
+        self.store.take(held.transfer_id)
+        self._end(held)
 
-    def _push_if_ready(self, rank: int, transfer_id: str) -> None:
-        held = self.store.get(transfer_id)
-        notice = self.notices.get((rank, transfer_id))
-        if held is None or notice is None or held.rank != rank or held.target is None:
+    def _end(self, held: Held) -> None:
+        """No message about this transfer means anything from now on."""
+        self._ended[held.transfer_id] = None
+        if len(self._ended) > MAX_ENDED:
+            self._ended.popitem(last=False)
+        self.notices.forget((held.rank, held.transfer_id))
+        self._releases.forget((held.rank, held.transfer_id))
+
+    def _note(self, rank: Rank, message: RemoteBlocks) -> None:
+        if message.transfer_id in self._ended:
             return
-        self.store.take(transfer_id)
-        del self.notices[rank, transfer_id]
+        options, errors = self._core.options, self._core.counters.errors
+        if options.mode != "WRITE":
+            errors["notify_in_read_mode"] += 1
+            return
+        if message.told is not None:
+            told = message.told.prefill_tp_size
+            if told != options.tp_size and (told or rank.dp):
+                errors["notify_wrong_tp_size"] += 1
+                return
+        key = (rank.dp, message.transfer_id)
+        self.notices.note(key, rank.tp, message)
+        self._push_if_ready(key)
+
+    def _release(self, rank: Rank, message: Release) -> None:
+        core, key = self._core, (rank.dp, message.transfer_id)
+        if message.consumer_tp_size % core.options.tp_size and (
+            message.consumer_tp_size > core.options.tp_size
+        ):
+            # Heard, but the worker raises when it counts (moriio_connector.py 230).
+            core.die("release_tp_misfit")
+            return
+        held = self.store.get(message.transfer_id)
+        is_early = held is None or held.rank != rank.dp
+        if is_early and not self._releases.knows(key):
+            core.counters.early_releases += 1
+        self._releases.note(key, rank.tp, message.consumer_tp_size)
+        self._release_if_told(key)
+
+    def _release_if_told(self, key: Key) -> None:
+        held, consumer_tp_size = self.store.get(key[1]), self._releases.last(key)
+        if held is None or consumer_tp_size is None or held.rank != key[0]:
+            return
+        times = max(1, consumer_tp_size // self._core.options.tp_size)
+        if not self._releases.is_complete(key, times):
+            return
+        self._take(held)
+        if held.block_ids:
+            self._core.counters.released += 1
+            self._core.counters.released_by_notify += 1
+
+    def _push_if_ready(self, key: Key) -> None:
+        held, notice = self.store.get(key[1]), self.notices.last(key)
+        if held is None or held.rank != key[0] or held.target is None:
+            return
+        if notice is None or not self.notices.is_complete(key):
+            return
+        self._take(held)
         error = self._check_target(held.target, notice)
         if error:
             # vLLM has no session for the rank: marks the write done and tells nobody.
@@ -156,9 +224,10 @@ class Prefill:
         self._spawn(self._push(held, held.target, notice.decode_rank))
 
     def _check_target(self, target: PushTarget, notice: RemoteBlocks) -> str | None:
-        if notice.decode_rank >= target.dp_size or notice.dp_size != target.dp_size:
+        told = notice.told
+        if notice.decode_rank >= target.dp_size or (told and told.dp_size != target.dp_size):
             return "push_wrong_dp_size"
-        if notice.tp_size != (target.tp_size or self._core.options.tp_size):
+        if told and told.tp_size != (target.tp_size or self._core.options.tp_size):
             return "push_wrong_tp_size"
         return None
 
@@ -167,24 +236,22 @@ class Prefill:
         message = Push(links.next_call(), held.transfer_id, decode_rank, list(held.contents))
         try:
             reply = await links.call(
-                Address(target.host, target.notify_port + decode_rank), message
+                Address(target.host, target.handshake_port + decode_rank), message
             )
         except LinkError:
             self._core.counters.errors["push_unreachable"] += 1
             return
         if reply.error:
             self._core.counters.errors[f"push_{reply.error}"] += 1
-        else:
+            return
+        self._tell(target, decode_rank, write_done(held.transfer_id))
+        if held.block_ids:
             self._core.counters.released += 1
 
-    async def _report_failure(self, held: Held, target: PushTarget) -> None:
-        links = self._core.links
-        for decode_rank in range(target.dp_size):
-            message = WriteFailed(links.next_call(), held.transfer_id)
-            try:
-                await links.call(Address(target.host, target.notify_port + decode_rank), message)
-            except LinkError:
-                self._core.counters.errors["write_failed_unreachable"] += 1
+    def _tell(self, target: PushTarget, decode_rank: int, payload: bytes) -> None:
+        tp_size = target.tp_size or self._core.options.tp_size
+        ports = rank_ports(target.notify_port, decode_rank, target.dp_size, tp_size)
+        self._core.notifier.tell(target.host, ports, payload)
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.create_task(work)

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from sidecar.sim.model import expected_text
+from tests.ports import free_port
 
 pytestmark = pytest.mark.asyncio
 
@@ -87,8 +88,8 @@ async def test_late_push_frees_leaked_blocks(lab, body_of) -> None:
         ({"remote_dp_size": 1}, {}, "prefill", "push_wrong_dp_size"),
         ({"remote_dp_size": ...}, {}, "prefill", "push_wrong_dp_size"),
         ({"remote_tp_size": 4}, {}, "prefill", "push_wrong_tp_size"),
-        ({"remote_notify_port": 1}, {}, "prefill", "push_unreachable"),
-        ({}, {"remote_notify_port": 1}, "decode", "notify_unreachable"),
+        ({"remote_handshake_port": 1}, {}, "prefill", "push_unreachable"),
+        ({}, {"remote_notify_port": 70000}, "decode", "notify_unsent"),
         ({}, {"remote_tp_size": 4}, "prefill", "notify_wrong_tp_size"),
         ({}, {"is_request_leader": False}, "decode", "nobody_notifies"),
         (
@@ -131,7 +132,38 @@ async def test_wrong_prefill_rank_hangs_and_ends_with_write_failed(lab, body_of)
     first, answer = await asyncio.gather(*legs)
     assert (first.status, answer.status) == (200, 500)
     assert (await lab.state(prefill))["reaped"] == 1
-    assert (await lab.state(decode))["errors"] == {"write_failed": 1}
+    state = await lab.state(decode)
+    assert (state["failed_by_notify"], state["errors"]) == (1, {})
+
+
+async def test_wrong_prefill_notify_port_ends_with_the_reap(lab, body_of) -> None:
+    """Decode's notice reaches nobody: both wait until prefill reaps and tells decode."""
+    prefill, decode = lab.pair("WRITE", defer_timeout_s=0.5)
+    body = body_of("completions", "hello")
+    decode_kv = {"remote_notify_port": free_port()}
+    first, second = lab.write_legs(prefill, decode, "completions", body, decode_kv=decode_kv)
+    waiting = asyncio.ensure_future(second)
+    assert (await first).status == 200
+    state = await lab.state(prefill)
+    assert (state["notices"], state["held_transfers"]) == (0, 1)
+    assert (await waiting).status == 500
+    assert (await lab.state(prefill))["reaped"] == 1
+    assert (await lab.state(decode))["failed_by_notify"] == 1
+
+
+async def test_wrong_decode_notify_port_hangs_decode_for_good(lab, body_of) -> None:
+    """The blocks are written, but decode never hears so: prefill is done, decode waits on."""
+    prefill, decode = lab.pair("WRITE", defer_timeout_s=0.3)
+    body = body_of("completions", "hello")
+    prefill_kv = {"remote_notify_port": free_port()}
+    first, second = lab.write_legs(prefill, decode, "completions", body, prefill_kv=prefill_kv)
+    waiting = asyncio.ensure_future(second)
+    assert (await first).status == 200
+    await lab.until(prefill, lambda state: state["released"] == 1)
+    assert (await lab.state(decode))["waiting"] == 1
+    waiting.cancel()
+    state = await lab.until(decode, lambda state: state["aborted"] == 1)
+    assert (state["leaked_transfers"], state["failed_by_notify"]) == (1, 0)
 
 
 async def test_before_0_33_nobody_tells_decode_of_the_reap(lab, body_of) -> None:
