@@ -43,8 +43,8 @@ class Accounting:
         """(role, slot) -> requests placed since start"""
         self.outcomes: Counter[str] = Counter()
         self.on_evidence: Callable[[Evidence], None] = lambda _: None
-        self.on_closed: Callable[[Closed], None] = lambda _: None
         """called with how each prefill leg went"""
+        self.on_closed: Callable[[Closed], None] = lambda _: None
         self._failures = Repeated()
         self._early: dict[str, tuple[Entry, float]] = {}
         """end entries that overtook their worker's records, with the time they came"""
