@@ -17,12 +17,9 @@ class Door:
         self._runner = runner
         self._ports = ports
         self._site: web.SockSite | None = None
-        self._refusing: asyncio.Task[None] | None = None
-
-    @property
-    def is_refusing(self) -> bool:
-        """Whether it is closed for a while."""
-        return self._site is None
+        self._reopening: asyncio.Task[None] | None = None
+        self.refuses_for_s = 0.0
+        """For how many seconds it was closed; 0: it is open."""
 
     @property
     def connections(self) -> int:
@@ -37,16 +34,18 @@ class Door:
     async def refuse(self, for_s: float) -> None:
         """Close now, and open again after `for_s` seconds; the last word counts."""
         self._cancel()
+        self.refuses_for_s = for_s
         if self._site is not None:
             await self._site.stop()
             self._site = None
             await self._ports.retake_http()
-        self._refusing = asyncio.create_task(self._open_later(for_s))
+        self._reopening = asyncio.create_task(self._open_later(for_s))
 
     async def stop_refusing(self) -> None:
         """Open again now, if it is closed."""
         self._cancel()
         if self._site is None:
+            self.refuses_for_s = 0.0
             await self.open()
 
     def close(self) -> None:
@@ -56,9 +55,11 @@ class Door:
             reset_transport(handler.transport)
 
     def _cancel(self) -> None:
-        if self._refusing is not None:
-            self._refusing.cancel()
+        if self._reopening is not None:
+            self._reopening.cancel()
+            self._reopening = None
 
     async def _open_later(self, for_s: float) -> None:
         await asyncio.sleep(for_s)
-        await self.open()
+        self._reopening = None  # from here on it is not cut short
+        await self.stop_refusing()

@@ -46,8 +46,8 @@ class FaultRoutes:
     async def show(self, _request: web.Request) -> web.Response:
         """GET /sim/faults: what is set; `left` -1 is until cleared."""
         listed = self._core.faults.listed()
-        if self._door.is_refusing:
-            listed.append({"kind": "refuse"})
+        if self._door.refuses_for_s:
+            listed.append({"kind": "refuse", "for_s": self._door.refuses_for_s})
         return web.json_response(listed)
 
     async def clear(self, request: web.Request) -> web.Response:

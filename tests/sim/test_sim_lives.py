@@ -46,7 +46,7 @@ async def test_refuse_closes_the_listener_and_leaves_connections_alone(lab, body
     running = asyncio.ensure_future(lab.ask(engine, "completions", body))
     await lab.until(engine, lambda state: state["tokens_sent"] >= 1)
     listed = await lab.control(engine, "faults", kind="refuse", for_s=0.6)
-    assert listed == [{"kind": "refuse"}]
+    assert listed == [{"kind": "refuse", "for_s": 0.6}]
     start = time.monotonic()
     with pytest.raises(ConnectionRefusedError):
         _dial(engine)
@@ -55,6 +55,8 @@ async def test_refuse_closes_the_listener_and_leaves_connections_alone(lab, body
     assert time.monotonic() - start >= 0.3
     assert (await lab.ask(engine, "completions", body)).status == 200
     assert (await lab.state(engine))["lives"] == 1
+    async with lab.http.get(f"{engine.url}/sim/faults") as response:
+        assert await response.json() == []
 
 
 async def test_clearing_ends_a_refusal(lab) -> None:
@@ -89,6 +91,16 @@ async def test_death_resets_connections_and_ends_what_runs(lab, body_of) -> None
         await _until_refused(engine.ready[name], False)
     state = await lab.until_alive(engine)
     assert (state["lives"], state["running"], state["ranks"]["plain"]) == (2, 0, [0])
+
+
+async def test_an_engine_may_die_while_it_refuses(lab) -> None:
+    """The next life listens, and the refusal of the last one is over."""
+    engine = lab.start("prefill")
+    await lab.control(engine, "faults", kind="refuse", for_s=3600)
+    await lab.control(engine, "faults", kind="die", down_s=0.1)
+    assert (await lab.until_alive(engine))["lives"] == 2
+    async with lab.http.get(f"{engine.url}/sim/faults") as response:
+        assert await response.json() == []
 
 
 async def test_a_new_life_knows_nothing_of_the_old(lab, body_of) -> None:

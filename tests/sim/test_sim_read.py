@@ -150,6 +150,15 @@ async def test_transfer_id_used_twice_holds_nothing(lab, body_of) -> None:
     assert (state["held_transfers"], state["errors"]) == (1, {"transfer_id_reuse": 1})
 
 
+@pytest.mark.parametrize("key", ["remote_engine_id", "remote_block_ids"])
+async def test_read_prefill_does_not_miss_the_keys_that_write_needs(lab, body_of, key) -> None:
+    """Without them the leg is served; only in WRITE vLLM's scheduler looks them up."""
+    prefill = lab.start("prefill")
+    leg = await lab.prefill(prefill, "completions", body_of("completions", "x"), **{key: ...})
+    assert leg.status == 200
+    assert not (await lab.state(prefill))["is_dead"]
+
+
 async def test_missing_transfer_id_answers_but_pairs_nothing(lab, body_of) -> None:
     prefill, decode = lab.pair("READ")
     body = body_of("completions", "hello")
