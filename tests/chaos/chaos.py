@@ -12,6 +12,7 @@ import random
 import signal
 import sys
 
+from tests.chaos.plan import DECK
 from tests.chaos.run import Run
 from tests.chaos.times import times_of
 
@@ -22,7 +23,9 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     say(f"chaos: seed {asked.seed} (again: make chaos SEED={asked.seed} SECONDS={asked.seconds:g})")
     failed = [
-        mode for mode in asked.modes if not Run(mode, asked.seed, times_of(asked.seconds), say).go()
+        mode
+        for mode in asked.modes
+        if not Run(mode, asked.seed, times_of(asked.seconds), asked.only, say).go()
     ]
     say(f"FAILED: {', '.join(failed)}" if failed else "passed")
     return 1 if failed else 0
@@ -33,6 +36,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=positive, default=300.0, help="of faults, for each mode")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     modes = ["READ", "WRITE"]
+    parser.add_argument("--only", nargs="+", choices=DECK, default=list(DECK), metavar="FAULT")
     parser.add_argument("--modes", nargs="+", choices=modes, default=modes)
     return parser.parse_args()
 

@@ -5,7 +5,7 @@ process is killed again only when its successor had time to serve, and no reques
 pool empty for long.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -73,17 +73,21 @@ class _Times:
         ]
 
 
-def make_plan(seed: int, seconds: float, roles: Sequence[Role], workers: int) -> tuple[Fault, ...]:
-    """All faults of a run; `roles` are those of the engines by number."""
-    return tuple(_faults(Random(f"plan/{seed}"), seconds, _Times(roles), workers))
+def make_plan(
+    seed: int, seconds: float, roles: Sequence[Role], workers: int, kinds: Collection[str] = DECK
+) -> tuple[Fault, ...]:
+    """All faults of a run; `roles` are those of the engines by number, `kinds` of the deck."""
+    return tuple(_faults(Random(f"plan/{seed}"), seconds, _Times(roles), workers, kinds))
 
 
-def _faults(rng: Random, seconds: float, times: _Times, workers: int) -> Iterator[Fault]:
+def _faults(
+    rng: Random, seconds: float, times: _Times, workers: int, kinds: Collection[str]
+) -> Iterator[Fault]:
     deck: list[str] = []
     now = rng.uniform(*PAUSE_S)
     while now < seconds:
         if not deck:
-            deck = [kind for kind, count in DECK.items() for _ in range(count)]
+            deck = [kind for kind, count in DECK.items() if kind in kinds for _ in range(count)]
             rng.shuffle(deck)
         for i, kind in enumerate(deck):
             fault = _draw(rng, kind, now, times, workers)

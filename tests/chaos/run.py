@@ -6,7 +6,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -47,8 +47,16 @@ SHOWN = 20
 class Run:
     """One run; `go` says whether all conditions were met."""
 
-    def __init__(self, mode: Mode, seed: int, times: Times, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        mode: Mode,
+        seed: int,
+        times: Times,
+        kinds: Collection[str],
+        say: Callable[[str], None],
+    ) -> None:
         self._mode = mode
+        self._kinds = kinds
         self._seed = seed
         self._times = times
         self._say = say
@@ -114,7 +122,7 @@ class Run:
         return census(stack, WORKERS), series(stack)
 
     def _chaos(self, stack: Stack, engines: list[SimEngine]) -> None:
-        plan = make_plan(self._seed, self._times.chaos_s, ROLES, WORKERS)
+        plan = make_plan(self._seed, self._times.chaos_s, ROLES, WORKERS, self._kinds)
         self._say(f"  chaos: {len(plan)} faults in {self._times.chaos_s:g} s")
         watch = Watch(engines)
         is_over = threading.Event()

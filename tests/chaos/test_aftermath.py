@@ -31,8 +31,8 @@ def test_a_process_as_before_meets_all() -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"files": 30}, "worker 0: files"),
-        ({"threads": 6}, "worker 0: threads"),
+        ({"files": 33}, "worker 0: files"),
+        ({"threads": 8}, "worker 0: threads"),
         ({"rss_kib": 55_001}, "worker 0: memory, KiB"),
         ({"pid": 12}, "worker 0: pid since the chaos"),
     ],
