@@ -177,6 +177,7 @@ class Control:
             now = monotonic()
             if now - last > PAUSE_S:
                 log.warning("stood still for %.1f s", now - last)
+                self.keeper.stood_still(now)
                 trusts_from = now + self._config.tuning.access_log.report_interval_s
             last = now
             if now < trusts_from:

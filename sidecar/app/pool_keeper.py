@@ -89,6 +89,10 @@ class PoolKeeper:
             self._metrics.ejections.labels(change.instance.address, evidence.failure).inc()
         self._apply(change)
 
+    def stood_still(self, now: float) -> None:
+        """The process did: no instance is to be blamed for what ran out of time meanwhile."""
+        self.registry.stood_still(now)
+
     def described(
         self, address: str, generation: int, version: Version | None, models: tuple[str, ...]
     ) -> None:

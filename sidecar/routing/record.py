@@ -11,6 +11,7 @@ import msgspec
 
 from sidecar.routing.instance import Instance, State, Version
 from sidecar.routing.standing import Standing
+from sidecar.routing.view import Member
 
 
 class ChangeKind(StrEnum):
@@ -103,6 +104,22 @@ class Record:
             return State.LEAVING
         is_out = self.health is State.READY and self.standing.is_ejected
         return State.EJECTED if is_out else self.health
+
+    def member(self, *, is_listed: bool) -> Member:
+        """As placement sees it. `is_listed`: it is the one of its endpoint, and Envoy has it."""
+        return Member(
+            instance=self.instance,
+            ordinal=self.ordinal,
+            endpoint=self.endpoint or "",
+            state=self.state,
+            is_placeable=self.state is State.READY and is_listed,
+            version=self.version,
+            models=self.models,
+        )
+
+    def saved(self, heard_at: float) -> SavedRecord:
+        """As it is kept over a restart; `heard_at` by the wall clock."""
+        return SavedRecord(self.instance, self.ordinal, heard_at, self.endpoint, self.is_leaving)
 
     def begin_life(self, instance: Instance, generation: int, now: float) -> None:
         """A record that is not the one probed before: nothing known of it holds any more but its

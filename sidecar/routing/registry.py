@@ -20,7 +20,6 @@ from sidecar.routing.record import (
     ChangeKind,
     Record,
     SavedPool,
-    SavedRecord,
     literal_endpoint,
     warning_of,
 )
@@ -200,6 +199,11 @@ class Registry:
         detail = f"{evidence.failure}, for {record.standing.until - now:g} s"
         return self._changed(ChangeKind.EJECTED, record, detail)
 
+    def stood_still(self, now: float) -> None:
+        """We did, so requests failed by our own clocks: those placed before `now` say nothing."""
+        for record in self._records.values():
+            record.standing.since = now
+
     def _by_endpoint(self) -> dict[str, Record]:
         """Of two records with one endpoint the one that `members` calls the first."""
         revision, found = self._placed_by
@@ -264,17 +268,7 @@ class Registry:
             if endpoint is not None:
                 taken.add(endpoint)
             is_known = acked is None or endpoint in acked
-            members.append(
-                Member(
-                    instance=record.instance,
-                    ordinal=record.ordinal,
-                    endpoint=endpoint or "",
-                    state=record.state,
-                    is_placeable=record.state is State.READY and is_first and is_known,
-                    version=record.version,
-                    models=record.models,
-                )
-            )
+            members.append(record.member(is_listed=is_first and is_known))
         return tuple(sorted(members, key=lambda member: member.ordinal))
 
     def endpoints(self) -> list[str]:
@@ -294,13 +288,7 @@ class Registry:
     def to_file(self, now: float, wall_now: float) -> SavedPool:
         """What to keep. `wall_now` is seconds since the epoch at the moment `now`."""
         records = tuple(
-            SavedRecord(
-                record.instance,
-                record.ordinal,
-                wall_now - (now - record.heard_at),
-                record.endpoint,
-                record.is_leaving,
-            )
+            record.saved(wall_now - (now - record.heard_at))
             for record in self._records.values()
             if record.heard_at is not None and not record.instance.is_static
         )

@@ -46,10 +46,11 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class Standing:
-    """Invariant: `failures` is of requests placed since `since`."""
+    """Invariant: `failures` is of the time since it last became ready."""
 
     since: float = inf
-    """when it last became ready; `inf`: never in this life"""
+    """Evidence of requests placed earlier does not count: when it last became ready, or we last
+    stood still; `inf`: neither in this life."""
     failures: int = 0
     """in a row"""
     ejections: int = 0

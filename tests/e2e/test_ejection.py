@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -176,6 +177,39 @@ def test_resets_everywhere_eject_half(stack_of: Callable[..., Stack]) -> None:
     heal(*prefill)
     stack.wait_placeable(*prefill, timeout_s=15)
     run_right(stack.url, 20, 4)
+
+
+def test_what_ran_out_of_time_while_we_stood_still_ejects_nobody(
+    stack_of: Callable[..., Stack],
+) -> None:
+    """Everything is stopped for longer than the prefill limit (a paused container): the requests
+    get their 504 by our own clock, and no engine is blamed for it."""
+    stack = stack_of(CONFIG)
+    prefill, _ = stack.fleet([1, 1], [1])
+    assert stack.process is not None
+    sidecar = [stack.process.pid, *stack.child_pids()]
+    everybody = [*sidecar, stack.envoy_pid(), *(engine.process.pid for engine in stack.engines)]
+    for engine in prefill:
+        engine.ask("hold", hold=True, limit_s=60)
+
+    def stand_still() -> None:
+        until(lambda: stack.in_flight()["prefill"] == 12, "all wait for prefill")
+        for pid in everybody:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(CONFIG["prefill"]["timeout_s"] + 1)
+        for pid in everybody:
+            os.kill(pid, signal.SIGCONT)
+
+    async def scenario() -> list[Answer]:
+        load = asyncio.create_task(run(stack.url, 12, 12))
+        await asyncio.to_thread(stand_still)
+        return await load
+
+    answers = asyncio.run(scenario())
+    assert {answer.status for answer in answers} == {504}
+    until(lambda: stack.in_flight()["prefill"] == 0, "all are accounted for")
+    assert stack.metric(EJECTIONS) == 0
+    assert stack.placeable() == {engine.address for engine in stack.engines}
 
 
 STUCK_S = 0.3

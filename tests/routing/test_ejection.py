@@ -265,6 +265,19 @@ def test_the_same_holds_after_it_was_unhealthy() -> None:
     assert pool.state(P0) is State.READY
 
 
+def test_what_we_slept_through_says_nothing() -> None:
+    """A paused container: every request in it ran out of time, and no engine is to blame. The count
+    of what failed after that begins where it was."""
+    pool = Pool(2)
+    pool.say(P0, RESET, 2)
+    pool.now = 60.0
+    pool.registry.stood_still(pool.now)
+    assert not pool.say(P0, Failure.TIMEOUT, 50, placed_at=59.0)
+    assert not pool.say(P1, REFUSED, placed_at=59.0)
+    assert pool.placeable() == [P0, P1]
+    assert pool.say(P0, RESET, placed_at=60.0)
+
+
 @pytest.mark.parametrize(
     "renew",
     [
