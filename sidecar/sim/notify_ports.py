@@ -39,7 +39,7 @@ class NotifyPorts:
         self._open[index] = router
         receive = partial(self._receive, index, router)
         asyncio.get_running_loop().add_reader(router.FD, receive)
-        # The descriptor tells of changes alone, so what came before it was watched is read here.
+        # The descriptor tells of changes alone: what came before it was watched is read here.
         receive()
 
     def close(self) -> None:

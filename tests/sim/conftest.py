@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import select
+import socket
 import subprocess
 import tempfile
 import time
@@ -166,6 +167,24 @@ class Lab:
                 if state["lives"] >= life:
                     return state
             assert time.monotonic() < deadline, f"life {life} has not begun"
+            await asyncio.sleep(0.01)
+
+    async def until_refused(
+        self, port: int, is_refused: bool = True, limit_s: float = 10.0
+    ) -> None:
+        """Poll until a port of 127.0.0.1 does or does not take connections."""
+        deadline = time.monotonic() + limit_s
+        while True:
+            with socket.socket() as probe:
+                probe.setblocking(False)
+                try:
+                    await asyncio.get_running_loop().sock_connect(probe, ("127.0.0.1", port))
+                    was_refused = False
+                except ConnectionRefusedError:
+                    was_refused = True
+            if was_refused is is_refused:
+                return
+            assert time.monotonic() < deadline, f"port {port}: refused is {was_refused}"
             await asyncio.sleep(0.01)
 
     def forget(self, engine: Engine) -> None:

@@ -229,12 +229,14 @@ async def test_faults_are_listed_and_cleared(lab, body_of) -> None:
 
 
 async def test_a_fault_without_end_hits_until_it_is_cleared(lab, body_of) -> None:
-    """Count -1 does not run out."""
+    """Count -1 does not run out, and is listed as such."""
     engine = lab.start("prefill")
     await lab.control(engine, "faults", leg="plain", kind="status", status=500, count=-1)
     body = body_of("completions", "hello")
     answers = [await lab.ask(engine, "completions", body) for _ in range(5)]
     assert [answer.status for answer in answers] == [500] * 5
+    async with lab.http.get(f"{engine.url}/sim/faults") as response:
+        assert [one["left"] for one in await response.json()] == [-1]
     async with lab.http.delete(f"{engine.url}/sim/faults"):
         pass
     assert (await lab.ask(engine, "completions", body)).status == 200

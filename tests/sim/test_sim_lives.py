@@ -22,23 +22,6 @@ def _dial(engine: Any) -> socket.socket:
     return socket.create_connection((host, int(port)), timeout=10)
 
 
-async def _until_refused(port: int, is_refused: bool, limit_s: float = 10.0) -> None:
-    """Poll until the port does or does not take connections."""
-    deadline = time.monotonic() + limit_s
-    while True:
-        with socket.socket() as probe:
-            probe.setblocking(False)
-            try:
-                await asyncio.get_running_loop().sock_connect(probe, ("127.0.0.1", port))
-                was_refused = False
-            except ConnectionRefusedError:
-                was_refused = True
-        if was_refused is is_refused:
-            return
-        assert time.monotonic() < deadline, f"port {port}: refused is {was_refused}"
-        await asyncio.sleep(0.01)
-
-
 async def test_refuse_closes_the_listener_and_leaves_connections_alone(lab, body_of) -> None:
     """A new dial is refused, a stream that runs ends right, and later the port listens again."""
     engine = lab.start("prefill", tokens_per_s=40)
@@ -51,7 +34,7 @@ async def test_refuse_closes_the_listener_and_leaves_connections_alone(lab, body
     with pytest.raises(ConnectionRefusedError):
         _dial(engine)
     assert (await running).text == expected_text("completions", body)
-    await _until_refused(int(engine.ready["http"].split(":")[1]), False)
+    await lab.until_refused(int(engine.ready["http"].split(":")[1]), False)
     assert time.monotonic() - start >= 0.3
     assert (await lab.ask(engine, "completions", body)).status == 200
     assert (await lab.state(engine))["lives"] == 1
@@ -84,11 +67,11 @@ async def test_death_resets_connections_and_ends_what_runs(lab, body_of) -> None
         with pytest.raises(ConnectionResetError):
             await asyncio.to_thread(idle.recv, 1)
     for name in ("handshake_port", "notify_port"):
-        await _until_refused(engine.ready[name], True)
+        await lab.until_refused(engine.ready[name], True)
     with pytest.raises(ConnectionRefusedError):
         _dial(engine)
     for name in ("handshake_port", "notify_port"):
-        await _until_refused(engine.ready[name], False)
+        await lab.until_refused(engine.ready[name], False)
     state = await lab.until_alive(engine)
     assert (state["lives"], state["running"], state["ranks"]["plain"]) == (2, 0, [0])
 
@@ -149,7 +132,7 @@ async def test_heartbeats_stop_with_the_engine_and_come_back(lab) -> None:
     try:
         engine = lab.start("prefill", proxy=f"127.0.0.1:{port}", ping_interval_s=0.05)
         await lab.control(engine, "faults", kind="die", down_s=1.5)
-        await _until_refused(int(engine.ready["http"].split(":")[1]), True)
+        await lab.until_refused(int(engine.ready["http"].split(":")[1]), True)
         while router.poll(0):
             router.recv_multipart()
         assert not await asyncio.to_thread(router.poll, 500)
@@ -165,7 +148,7 @@ async def test_a_stop_ends_an_engine_that_is_down(lab) -> None:
     """The lifeline counts between two lives too."""
     engine = lab.start("prefill")
     await lab.control(engine, "faults", kind="die", down_s=3600)
-    await _until_refused(int(engine.ready["http"].split(":")[1]), True)
+    await lab.until_refused(int(engine.ready["http"].split(":")[1]), True)
     engine.close_lifeline()
     assert await asyncio.to_thread(engine.process.wait, 5) == 0
 

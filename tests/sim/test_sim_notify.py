@@ -273,6 +273,7 @@ async def test_killers_end_the_rank_that_got_them(
     state = await lab.until(engine, lambda state: state["notify_threads_dead"] == 1)
     assert state["errors"] == {kind: 1}
     assert not state["is_dead"]
+    await lab.until_refused(engine.ready["notify_port"] + 1, True)
     notifier.tell(engine, message, 0)
     await lab.until(engine, lambda state: state["notify_threads_dead"] == 2)
 

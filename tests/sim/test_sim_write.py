@@ -167,7 +167,8 @@ async def test_wrong_decode_notify_port_hangs_decode_for_good(lab, body_of) -> N
 
 
 async def test_before_0_33_nobody_tells_decode_of_the_reap(lab, body_of) -> None:
-    prefill, decode = lab.pair("WRITE", version="0.32.0", defer_timeout_s=0.2)
+    """Decode waits on, and its listener lives: a later pair comes through the same socket."""
+    prefill, decode = lab.pair("WRITE", version="0.32.0", defer_timeout_s=1.0)
     body = body_of("completions", "hello")
     first, second = lab.write_legs(
         prefill, decode, "completions", body, decode_kv={"is_request_leader": False}
@@ -175,7 +176,10 @@ async def test_before_0_33_nobody_tells_decode_of_the_reap(lab, body_of) -> None
     waiting = asyncio.ensure_future(second)
     await first
     await lab.until(prefill, lambda state: state["reaped"] == 1)
-    await lab.until(decode, lambda state: state["waiting"] == 1)
+    again = lab.write_legs(prefill, decode, "completions", body)
+    assert (await asyncio.gather(*again))[1].text == expected_text("completions", body)
+    state = await lab.state(decode)
+    assert (state["waiting"], state["notify_threads_dead"]) == (1, 0)
     waiting.cancel()
 
 
