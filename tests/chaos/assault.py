@@ -67,6 +67,7 @@ class Assault:
         """Do what is due."""
         now = time.monotonic()
         self._watch_up()
+        self._watch_engines()
         self._watch_edge(now)
         while self._later and self._later[0][0] <= now:
             heapq.heappop(self._later)[2]()
@@ -193,6 +194,13 @@ class Assault:
         if self.is_up_wanted and process is not None and process.poll() is not None:
             self._tally.violate(f"`up` (pid {process.pid}) ended by itself: {process.returncode}")
             self._stack.spawn()
+
+    def _watch_engines(self) -> None:
+        """No engine ends by itself either: a real one would have been killed by what it got."""
+        for engine in self._engines:
+            if engine.is_wanted and not engine.is_alive:
+                self._tally.violate(f"{engine.name} (life {engine.life}) ended by itself")
+                engine.start()
 
     def _watch_edge(self, now: float) -> None:
         """The end of an outage: a new Envoy accepts at the edge."""

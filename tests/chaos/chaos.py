@@ -22,11 +22,12 @@ def main() -> int:
     # A plain kill must not leave the stack behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     say(f"chaos: seed {asked.seed} (again: make chaos SEED={asked.seed} SECONDS={asked.seconds:g})")
-    failed = [
-        mode
-        for mode in asked.modes
-        if not Run(mode, asked.seed, times_of(asked.seconds), asked.only, say).go()
-    ]
+    times = times_of(asked.seconds)
+    try:
+        failed = [m for m in asked.modes if not Run(m, asked.seed, times, asked.only, say).go()]
+    except KeyboardInterrupt:
+        say("interrupted; everything is ended")
+        return 130
     say(f"FAILED: {', '.join(failed)}" if failed else "passed")
     return 1 if failed else 0
 

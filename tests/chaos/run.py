@@ -42,6 +42,7 @@ CALM_SEED = "calm"
 QUIET_S = 6.0
 """Idle connections to engines are closed after 4 s (Envoy's, the workers'): they are no leak."""
 SHOWN = 20
+ENDS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Run:
@@ -73,17 +74,21 @@ class Run:
         engines = [SimEngine(i, role, self._mode, stack) for i, role in enumerate(ROLES)]
         is_met = False
         try:
-            self._run(stack, engines)
+            try:
+                self._run(stack, engines)
+            except AssertionError as error:  # a wait that is over: what was seen is shown
+                self._tally.violate(f"the run could not go on: {error}")
             is_met = self._conclude(stack)
         finally:
             # An impatient second Ctrl-C must not leave half of it behind.
-            before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+            before = {number: signal.signal(number, signal.SIG_IGN) for number in ENDS}
             if not is_met:
                 self._keep_logs(stack)
             for engine in engines:
                 engine.close()
             stack.close()
-            signal.signal(signal.SIGINT, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
         return is_met
 
     def _run(self, stack: Stack, engines: list[SimEngine]) -> None:

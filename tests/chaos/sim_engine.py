@@ -46,6 +46,8 @@ class SimEngine:
         self._process: subprocess.Popen[bytes] | None = None
         self._lifeline, self._end = os.pipe()
         self.is_stopped = False
+        self.is_wanted = False
+        """False from our signal to end it until its next start"""
 
     @property
     def is_alive(self) -> bool:
@@ -60,6 +62,7 @@ class SimEngine:
         """Start a life, and wait for nothing."""
         assert not self.is_alive, self.name
         self.life += 1
+        self.is_wanted = True
         command = engine_command(self._options, self._lifeline)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -75,6 +78,7 @@ class SimEngine:
         assert self._process is not None
         self._process.send_signal(number)
         self.is_stopped = number == signal.SIGSTOP
+        self.is_wanted &= number not in (signal.SIGKILL, signal.SIGTERM)
 
     def reap(self, timeout_s: float) -> bool:
         """Wait for its end; whether it came."""
