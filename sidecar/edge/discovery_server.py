@@ -58,8 +58,9 @@ class DiscoveryServer:
     """ADS for any number of Envoys. All methods belong to the event loop's thread.
 
     `on_change()` is called when `acked_endpoints` may have changed; `on_envoy_gone(node_id, now)`
-    when an Envoy's stream has been gone for `grace_s` without coming back. `clock` is monotonic
-    seconds, the same that `now` arguments come from.
+    when an Envoy's stream has been gone for `grace_s` without coming back, or another process of
+    that name has taken its place. `clock` is monotonic seconds, the same that `now` arguments come
+    from.
     """
 
     def __init__(
@@ -78,6 +79,8 @@ class DiscoveryServer:
         self._streams: list[_Stream] = []
         self._timers: set[asyncio.TimerHandle] = set()
         self._is_closed = False
+        self._serving: set[str] = set()
+        """ids of Envoys that have accepted something and are not known to have gone"""
         self.snapshots_total = 0
         """snapshots published that differed from the one before"""
         self.nacks_total: Counter[str] = Counter()
@@ -155,11 +158,14 @@ class DiscoveryServer:
     ) -> None:
         async for request in requests:
             if not stream.node_id:
-                self._greet(stream, request.node.id)
+                self._greet(stream, request.node.id, has_accepted=bool(request.version_info))
             self._apply(stream, stream.subscription.on_request(_decode(request)))
 
-    def _greet(self, stream: _Stream, node_id: str) -> None:
+    def _greet(self, stream: _Stream, node_id: str, *, has_accepted: bool) -> None:
         stream.node_id = node_id or "(no id)"
+        if not has_accepted and stream.node_id in self._serving:
+            # One that comes back says what it serves: this is a new process, so the old one died.
+            self._bury(stream.node_id)
         self._streams.append(stream)
         self._later(self._review)
         _log.info("Envoy %s connected", stream.node_id)
@@ -176,8 +182,12 @@ class DiscoveryServer:
 
     def _mourn(self, node_id: str) -> None:
         if all(s.node_id != node_id for s in self._streams):
-            _log.warning("Envoy %s is gone", node_id)
-            self._on_envoy_gone(node_id, self._clock())
+            self._bury(node_id)
+
+    def _bury(self, node_id: str) -> None:
+        self._serving.discard(node_id)
+        _log.warning("Envoy %s is gone", node_id)
+        self._on_envoy_gone(node_id, self._clock())
 
     def _apply(self, stream: _Stream, effects: list[Effect]) -> None:
         has_news = False
@@ -186,9 +196,9 @@ class DiscoveryServer:
                 stream.outbox.put_nowait(effect)
             elif isinstance(effect, Nacked):
                 self._count_nack(stream, effect)
-            elif isinstance(effect, Acked) and effect.type_url == ENDPOINTS and stream.is_reported:
-                stream.is_reported = False
-                _log.info("Envoy %s takes endpoints again", stream.node_id)
+            elif isinstance(effect, Acked):
+                self._serving.add(stream.node_id)
+                self._say_taken(stream, effect)
             has_news = has_news or effect.type_url == ENDPOINTS
         if has_news:
             is_waiting = stream.subscription.is_outstanding(ENDPOINTS)
@@ -196,6 +206,11 @@ class DiscoveryServer:
             if is_waiting:
                 self._later(self._review)
             self._on_change()
+
+    def _say_taken(self, stream: _Stream, ack: Acked) -> None:
+        if ack.type_url == ENDPOINTS and stream.is_reported:
+            stream.is_reported = False
+            _log.info("Envoy %s takes endpoints again", stream.node_id)
 
     def _count_nack(self, stream: _Stream, nack: Nacked) -> None:
         kind = _short(nack.type_url)

@@ -68,7 +68,9 @@ class Metrics:
     def _add_requests(self) -> None:
         """What clients see, and what the sidecar adds to it."""
         self.requests = self._counter("requests", "Ended requests.", "model_name", "api", "outcome")
-        self.refusals = self._counter("refusals", "Requests that the router answered or cut.", "reason")
+        self.refusals = self._counter(
+            "refusals", "Requests that the router answered or cut.", "reason"
+        )
         self.cancellations = self._counter("cancellations", "Clients that left.", "phase")
         self.lost = self._counter("lost_exchanges", "Exchanges closed without an end entry.")
         self.request_duration = self._histogram(

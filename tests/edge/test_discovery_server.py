@@ -92,10 +92,10 @@ class Bench:
     def envoy(self, node_id: str = "n") -> Client:
         return Client(self.channel, node_id)
 
-    async def connect(self, node_id: str = "n") -> Client:
-        """An Envoy that has ACKed what is published."""
+    async def connect(self, node_id: str = "n", version: str = "") -> Client:
+        """An Envoy that has ACKed what is published; `version`: what it served before."""
         client = self.envoy(node_id)
-        await client.ask()
+        await client.ask(version)
         await client.take()
         return client
 
@@ -209,12 +209,26 @@ async def test_an_envoy_that_leaves_is_told_of_after_the_grace(bench: Bench) -> 
     await until(lambda: bench.gone == ["n"], "the callback")
 
 
+async def test_another_process_of_the_same_name_says_that_the_first_is_gone(bench: Bench) -> None:
+    """One that comes back names the version it serves; one that has just started names none."""
+    bench.server.publish(snapshot("a"))
+    await bench.connect()
+    await until(lambda: bench.acked() == {"a"}, "the ACK")
+    await bench.connect(version="earlier")
+    assert bench.gone == []
+    await bench.envoy().ask()
+    await until(lambda: bench.gone == ["n"], "gone, before its time", GRACE_S / 2)
+    await bench.envoy().ask()
+    await until(lambda: len(bench.server._streams) == 4, "connected")
+    assert bench.gone == ["n"], "one that has served nothing has nothing to lose"
+
+
 async def test_an_envoy_that_comes_back_in_time_is_not_gone(bench: Bench) -> None:
     bench.server.publish(snapshot("a"))
     envoy = await bench.connect()
     envoy.leave()
     await until(lambda: bench.server.connected() == 0, "the stream's end")
-    again = await bench.connect()
+    again = await bench.connect(version="earlier")
     await asyncio.sleep(GRACE_S * 2)
     assert bench.gone == []
     again.leave()
@@ -224,7 +238,7 @@ async def test_an_envoy_that_comes_back_in_time_is_not_gone(bench: Bench) -> Non
 async def test_of_two_streams_of_one_node_the_newer_counts(bench: Bench) -> None:
     bench.server.publish(snapshot("a"))
     stale = await bench.connect()
-    fresh = await bench.connect()
+    fresh = await bench.connect(version="earlier")
     await until(lambda: bench.acked() == {"a"}, "the ACK")
     bench.server.publish(snapshot("b"))
     await fresh.take()

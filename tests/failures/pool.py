@@ -1,0 +1,140 @@
+"""A pool that fails on purpose: two prefill and two decode engines behind the real thing."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from tests.e2e.stack import Engine, Stack, http, until
+
+DEFER_S = 1.5
+"""the engines' `defer_timeout`: prefill frees what nobody fetches after this"""
+PUSH_LIMIT_S = 0.4
+"""`engine.transfer_timeout_s`: decode is told no earlier that nothing will be pushed"""
+SETTLE_S = 3.0
+"""records, log entries and their batches are all in by then"""
+LIMITS: dict[str, Any] = {
+    "prefill": {"timeout_s": 1.0, "attempts": 2},
+    "decode": {"headers_timeout_s": 1.0, "idle_timeout_s": 1.2, "whole_timeout_s": 1.4},
+    "request": {"upload_timeout_s": 1.0},
+    "engine": {"release_kv": True, "transfer_timeout_s": PUSH_LIMIT_S},
+    "tuning": {"http": {"max_body_bytes": 100_000}},
+    # Rows share a pool: what one has broken must serve the next.
+    "ejection": {"failures": 1000, "backoff_s": 0.2},
+    "probe": {"interval_s": 0.2},
+}
+ENGINE = {"defer_timeout_s": DEFER_S, "ping_interval_s": 1}
+
+
+class Pool:
+    """In one transfer mode. `is_unwatched`: no probe comes between an event and the request."""
+
+    def __init__(
+        self,
+        mode: str,
+        *,
+        is_unwatched: bool = False,
+        version: str = "0.33.0",
+        **overrides: dict[str, Any],
+    ) -> None:
+        self.mode = mode
+        engines = _static_engines(mode) if is_unwatched else None
+        config = {**LIMITS}
+        for section, values in overrides.items():
+            config[section] = LIMITS.get(section, {}) | values
+        if engines is not None:
+            config["probe"] = {"interval_s": 600}
+            config["instances"] = [_static(engine, mode) for engine in engines]
+        self.stack = Stack(config, workers=1)
+        self.stack.engines += engines or []
+        try:
+            self.stack.start()
+            if engines is None:
+                self.prefill, self.decode = self.stack.fleet(
+                    [1, 1], [1, 1], mode, version=version, **ENGINE
+                )
+            else:
+                self.prefill, self.decode = engines[:2], engines[2:]
+                self.stack.wait_placeable(*engines)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self.stack.close()
+
+    @property
+    def engines(self) -> list[Engine]:
+        return [*self.prefill, *self.decode]
+
+    # --- arranging
+
+    def fault(self, engines: Iterable[Engine], leg: str, kind: str, **what: Any) -> None:
+        """Every request of that leg suffers it at these engines, until `heal`."""
+        for engine in engines:
+            engine.ask("faults", leg=leg, kind=kind, **({"count": -1} | what))
+
+    def heal(self) -> None:
+        """All engines serve again, and are placed on."""
+        for engine in self.engines:
+            status, _ = http("DELETE", f"{engine.url}/sim/faults")
+            assert status == 200
+            engine.ask("health")
+            engine.ask("hold", hold=False)
+        self.stack.wait_placeable(*self.engines)
+
+    def take_out(self, engines: Iterable[Engine]) -> None:
+        """Their `/health` is bad, and the pool knows it."""
+        engines = list(engines)
+        for engine in engines:
+            engine.ask("health", status=503)
+        out = {engine.address for engine in engines}
+        until(lambda: not out & self.stack.placeable(), "they are out")
+
+    # --- checking
+
+    def count(self, family: str, labels: dict[str, str]) -> float:
+        return self.stack.metric(f"pd_sidecar_{family}", **labels)
+
+    def wait_at_rest(self, freed_within_s: float) -> None:
+        """No slot, exchange or block is held any more, and nobody was hurt."""
+        stack = self.stack
+        until(lambda: stack.exchanges() == [], "no exchange is open", SETTLE_S)
+        until(lambda: stack.in_flight() == {"prefill": 0, "decode": 0}, "slots free", SETTLE_S)
+        until(lambda: not self.held(), "no block is held", freed_within_s + SETTLE_S)
+        for engine in self.engines:
+            state = engine.state()
+            assert not state["is_dead"], state["cause_of_death"]
+            assert not state["notify_threads_dead"], state["errors"]
+            assert not state["early_releases"], "a release for a transfer that was not there"
+
+    def held(self) -> dict[str, dict[str, int]]:
+        """By engine: requests and blocks, those of them that are not zero."""
+        until(lambda: all(map(is_listening, self.engines)), "the engines can be asked")
+        kinds = ("running", "waiting", "held_blocks", "leaked_blocks")
+        states = {engine.address: engine.state() for engine in self.engines}
+        found = {a: {k: s[k] for k in kinds if s[k]} for a, s in states.items()}
+        return {address: what for address, what in found.items() if what}
+
+    def bad_log_lines(self) -> list[str]:
+        """What the log must not have: an error or a traceback is a fault of ours."""
+        marks = (" ERROR ", "Traceback", "CRITICAL")
+        return [line for line in self.stack.log().splitlines() if any(m in line for m in marks)]
+
+
+def is_listening(engine: Engine) -> bool:
+    return http("GET", f"{engine.url}/sim/state")[0] == 200
+
+
+def _static_engines(mode: str) -> list[Engine]:
+    return [Engine(role, "", mode=mode, **ENGINE) for role in ("prefill",) * 2 + ("decode",) * 2]
+
+
+def _static(engine: Engine, mode: str) -> dict[str, Any]:
+    host = engine.address.partition(":")[0]
+    ports = engine.ready
+    zmq = f"host:{host},handshake:{ports['handshake_port']},notify:{ports['notify_port']}"
+    return {
+        "role": engine.role,
+        "url": engine.url,
+        "transfer_mode": mode,
+        "zmq_address": zmq,
+    }

@@ -1,0 +1,140 @@
+"""Every row of the failure table, on a real Envoy: what the client gets, what is counted, and that
+nothing is held afterwards."""
+
+import json
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from sidecar.sim.model import expected_text
+from tests.e2e.stack import until
+from tests.failures.asking import Client, Ended
+from tests.failures.pool import SETTLE_S, Pool
+from tests.failures.row import STREAMED, Expected, Row
+from tests.failures.rows import ROWS
+
+pytestmark = pytest.mark.e2e
+
+PROMPT, TOKENS = "Nothing hangs, nothing leaks", 6
+SHARED = [row for row in ROWS if not row.has_own_pool]
+OWN = [row for row in ROWS if row.has_own_pool]
+
+
+def cases(rows: list[Row]) -> list[object]:
+    return [
+        pytest.param(row, mode, answer, id=f"{mode}-{row.name}-{answer}")
+        for mode in ("READ", "WRITE")
+        for row in rows
+        if mode in row.expected
+        for answer in row.answers
+    ]
+
+
+@pytest.fixture(scope="module")
+def pools() -> Iterator[Callable[[str], Pool]]:
+    """The pool of each transfer mode, which the rows of a module share."""
+    made: dict[str, Pool] = {}
+
+    def pool_of(mode: str) -> Pool:
+        if mode not in made:
+            made[mode] = Pool(mode)
+        return made[mode]
+
+    yield pool_of
+    for pool in made.values():
+        pool.close()
+
+
+@pytest.mark.parametrize(("row", "mode", "answer"), cases(SHARED))
+def test_a_row_is_as_the_table_says(
+    pools: Callable[[str], Pool], row: Row, mode: str, answer: str
+) -> None:
+    """Status, body, headers, counters and time; then no slot, exchange or block is held."""
+    pool = pools(mode)
+    said = len(pool.stack.log())
+    try:
+        meets(pool, row, answer)
+    except BaseException:
+        print(pool.stack.log()[said:])
+        raise
+    finally:
+        pool.heal()
+
+
+@pytest.mark.parametrize(("row", "mode", "answer"), cases(OWN))
+def test_a_row_with_a_pool_of_its_own(row: Row, mode: str, answer: str) -> None:
+    """The same, where nobody probes the engines between the event and the request."""
+    pool = Pool(mode, is_unwatched=True)
+    try:
+        meets(pool, row, answer)
+    except BaseException:
+        print(pool.stack.log())
+        raise
+    finally:
+        pool.close()
+
+
+def meets(pool: Pool, row: Row, answer: str) -> None:
+    expected = row.expected[pool.mode]
+    row.arrange(pool)
+    watched = watched_counts(expected)
+    before = [pool.count(family, labels) for family, labels, _ in watched]
+    bad_lines = pool.bad_log_lines()
+    for _ in range(row.requests):
+        check_answer(ask(pool, row, answer), expected)
+    for (family, labels, by), was in zip(watched, before, strict=True):
+        by = by * row.requests if family == "requests_total" else by
+        moves(pool, family, labels, was + by, SETTLE_S + expected.freed_within_s)
+    pool.wait_at_rest(expected.freed_within_s)
+    assert pool.bad_log_lines() == bad_lines
+
+
+def moves(pool: Pool, family: str, labels: dict[str, str], to: float, within_s: float) -> None:
+    """The counter comes to `to`, and no further."""
+    until(lambda: pool.count(family, labels) >= to, f"{family} {labels} at {to}", within_s)
+    assert pool.count(family, labels) == to
+
+
+def watched_counts(expected: Expected) -> list[tuple[str, dict[str, str], int]]:
+    """(family, labels, by how much it moves)."""
+    watched = [("requests_total", {"outcome": expected.outcome}, 1)]
+    if expected.reason:
+        watched.append(("refusals_total", {"reason": expected.reason}, 1))
+    if expected.status is not None and expected.status >= 400:
+        watched.append(("requests_total", {"outcome": "ok"}, 0))
+    watched += [(family, dict(labels), 1) for family, labels in expected.counts.items()]
+    return watched
+
+
+def ask(pool: Pool, row: Row, answer: str) -> Ended:
+    body: dict[str, object] = {"model": "sim-model", "prompt": PROMPT, "max_tokens": TOKENS}
+    if answer == STREAMED:
+        body["stream"] = True
+    sent = json.dumps(body).encode() if row.body is None else row.body
+    return Client(pool.stack.url).post("/v1/completions", sent, row.headers)
+
+
+def check_answer(ended: Ended, expected: Expected) -> None:
+    right = expected_text("completions", {"prompt": PROMPT}, TOKENS)
+    assert ended.seconds < expected.within_s
+    if expected.status is None:
+        assert ended.status == 200
+        assert ended.is_cut, "a clean end would look like a whole answer"
+        assert not ended.is_done
+        assert right.startswith(ended.text)
+        return
+    assert ended.status == expected.status, ended.body
+    assert not ended.is_cut
+    assert ended.headers.get("x-pd-error", "") == expected.reason
+    if expected.status == 200:
+        assert ended.text == right
+        return
+    assert ended.headers["content-type"].startswith("application/json")
+    if expected.body is not None:
+        assert json.loads(ended.body) == expected.body
+        assert ended.body == json.dumps(expected.body).encode(), "byte for byte"
+        return
+    error = json.loads(ended.body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["code"] == expected.reason
+    assert ("retry-after" in ended.headers) == (expected.status == 503)
