@@ -12,6 +12,14 @@ def test_no_port_is_promised_twice() -> None:
     assert len(set(claimed)) == len(claimed)
 
 
+def test_ports_in_a_row_are_promised_too() -> None:
+    """None of them is handed out again, alone or in another row."""
+    rows = [ports.free_ports(4) for _ in range(50)]
+    claimed = [first + i for first in rows for i in range(4)]
+    assert len(set(claimed)) == len(claimed)
+    assert not any(ports._claim(port) for port in claimed)
+
+
 def test_a_port_of_another_process_is_not_promised() -> None:
     """Nor over processes, and it is free again when its process has ended."""
     code = "from tests import ports; print(ports.free_port(), flush=True); input()"
