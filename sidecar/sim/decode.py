@@ -6,6 +6,7 @@ leaked until one of the two messages comes.
 """
 
 import asyncio
+from dataclasses import dataclass
 from os import urandom
 
 from sidecar.sim.api_error import ApiError, EngineDead
@@ -33,12 +34,20 @@ MAX_FAILED = 4096  # vLLM remembers as many failures of transfers it does not kn
 MAX_TP_SIZE = 1024
 
 
+@dataclass(slots=True)
+class _Wait:
+    """One request's wait for its blocks. Over: a message has ended it, so nothing can leak."""
+
+    blocks: asyncio.Future[tuple[bytes, ...]]
+    is_over: bool = False
+
+
 class Decode:
     """The decode legs of one engine, all its ranks."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._waiting: dict[Key, asyncio.Future[tuple[bytes, ...]]] = {}
+        self._waiting: dict[Key, _Wait] = {}
         self._next_block = 1
         self.leaked: dict[Key, int] = {}
         # What prefill wrote and has not yet said so.
@@ -124,11 +133,11 @@ class Decode:
         self, kv: KvParams, peer: PeerAddress, rank: int, blocks: int, request_id: str
     ) -> tuple[bytes, ...]:
         key = (rank, kv.transfer_id or f"tx-sim-{id(kv)}")
-        future: asyncio.Future[tuple[bytes, ...]] = asyncio.get_running_loop().create_future()
+        wait = _Wait(asyncio.get_running_loop().create_future())
         if key in self._waiting:
             # vLLM's map is last-writer-wins: the first one waits for ever.
             self._core.counters.errors["transfer_id_reuse"] += 1
-        self._waiting[key] = future
+        self._waiting[key] = wait
         if self._is_notifier(kv, rank):
             self._notify(kv, peer, key, blocks, request_id)
         else:
@@ -136,12 +145,14 @@ class Decode:
         if self._failed.is_complete(key):
             self._fail(key)
         try:
-            contents = await future
+            contents = await wait.blocks
         except asyncio.CancelledError:
-            self.leaked[key] = blocks
+            # A message may have ended the wait in the same turn of the loop, before or after.
+            if not wait.is_over:
+                self.leaked[key] = blocks
             raise
         finally:
-            if self._waiting.get(key) is future:
+            if self._waiting.get(key) is wait:
                 del self._waiting[key]
         if len(contents) != blocks:
             self._core.counters.errors["push_block_count"] += 1
@@ -184,30 +195,36 @@ class Decode:
         contents = self._written.pop(key, None)
         if self.leaked.pop(key, None) is not None:
             return
-        future = self._waiting.get(key)
-        if future is None or future.done():
+        wait = self._waiting.get(key)
+        if wait is None or wait.is_over:
             self._core.counters.errors["unknown_transfer"] += 1
             return
+        wait.is_over = True
+        if wait.blocks.done():
+            return  # its client has just left, or the engine died
         if contents is None:
             # Nobody wrote: vLLM decodes what lies in the blocks.
             self._core.counters.errors["write_done_without_push"] += 1
             contents = (urandom(16),)
-        future.set_result(contents)
+        wait.blocks.set_result(contents)
 
     def _fail(self, key: Key) -> None:
         """Prefill, or a router in its place, says that nothing will be written any more."""
-        future = self._waiting.get(key)
-        is_waiting = future is not None and not future.done()
+        wait = self._waiting.get(key)
+        is_waiting = wait is not None and not wait.is_over
         if not is_waiting and key not in self.leaked:
             return  # remembered, for a request that comes later
         self._failed.forget(key)
         self._written.pop(key, None)
         self.leaked.pop(key, None)
         self._core.counters.failed_by_notify += 1
-        if future is not None and is_waiting:
-            future.set_exception(ApiError(500, "Internal server error (sim: KV load failed)"))
+        if wait is not None and is_waiting:
+            wait.is_over = True
+            if not wait.blocks.done():
+                error = ApiError(500, "Internal server error (sim: KV load failed)")
+                wait.blocks.set_exception(error)
 
     def _fail_waiting(self) -> None:
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(EngineDead())
+        for wait in self._waiting.values():
+            if not wait.blocks.done():
+                wait.blocks.set_exception(EngineDead())
