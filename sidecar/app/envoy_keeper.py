@@ -36,6 +36,7 @@ class EnvoyKeeper:
         self._run_dir = run_dir
         self._concurrency = concurrency
         self.record: EnvoyRecord | None = None
+        self._is_adopted = False
 
     def __repr__(self) -> str:
         return f"<EnvoyKeeper pid={self.record.pid if self.record else None}>"
@@ -52,6 +53,7 @@ class EnvoyKeeper:
             log.warning("the living Envoy (pid %d) does not answer: ending it", found.pid)
         elif found.bootstrap_hash == bootstrap_hash(self._bootstrap):
             log.info("adopted the living Envoy, pid %d", found.pid)
+            self._is_adopted = True
             return True
         else:
             log.info("the living Envoy (pid %d) has another bootstrap: draining it", found.pid)
@@ -72,9 +74,20 @@ class EnvoyKeeper:
             )
 
     async def wait_until_live(self) -> None:
-        """Raises StartError with the reason from Envoy's log."""
-        assert self.record is not None
-        await asyncio.to_thread(envoy_process.wait_until_live, self.record, LIVE_TIMEOUT_S)
+        """Raises StartError with the reason from Envoy's log.
+
+        One that was adopted may die before it is seen alive; then another is started."""
+        record = self.record
+        assert record is not None
+        try:
+            await asyncio.to_thread(envoy_process.wait_until_live, record, LIVE_TIMEOUT_S)
+        except StartError:
+            if not self._is_adopted or envoy_process.is_running(record):
+                raise
+            log.warning("the adopted Envoy (pid %d) ended: starting another", record.pid)
+            self.record, self._is_adopted = None, False
+            self.start()
+            await self.wait_until_live()
 
     async def keep(self) -> None:
         """Start it again whenever it has died, until cancelled."""
@@ -97,9 +110,9 @@ class EnvoyKeeper:
 
     def leave(self) -> None:
         """Let it go on without us: a start that fails must not cut what a living Envoy carries."""
-        if self.record is not None:
+        if self.record is not None and envoy_process.is_running(self.record):
             log.warning("Envoy, pid %d, goes on alone; `pd-sidecar down` ends it", self.record.pid)
-            self.record = None
+        self.record = None
 
     async def stop(self) -> None:
         if self.record is not None:

@@ -8,7 +8,7 @@ from sidecar.exchange.records import PrefillEnded
 from sidecar.exchange.situation import Limits
 from sidecar.routing.slots import Slot, Target, every_slot
 
-NEVER_BEGAN = frozenset((Reason.PREFILL_REFUSED, Reason.PREFILL_REJECTED, Reason.PREFILL_PAUSED))
+NEVER_BEGAN = frozenset((Reason.PREFILL_REFUSED, Reason.PREFILL_REJECTED))
 """prefill did no work, so nothing of it can still be on its way to decode"""
 _FINAL = frozenset((Reason.PREFILL_REJECTED, Reason.PREFILL_TIMEOUT))
 """another slot would answer the same, or there is no time left for it"""
@@ -22,10 +22,10 @@ def fault_of(event: Ended) -> Reason | None:
         return event.reason
     if 200 <= event.status < 300:
         return None
-    if 400 <= event.status < 500:
+    if 400 <= event.status < 500 or event.status == 501:  # 501: its model cannot do it
         return Reason.PREFILL_REJECTED
-    if event.status == 503 and event.body is not None and b"engine_paused" in event.body:
-        return Reason.PREFILL_PAUSED  # no fault: an operator paused it (protocol e)
+    if event.status == 503:  # an operator paused it (protocol e), or its probes will say more
+        return Reason.PREFILL_UNAVAILABLE
     return Reason.PREFILL_ERROR
 
 
@@ -99,6 +99,6 @@ class PrefillLeg:
         """The next attempt must not go there: the slot, or every rank of an instance that cannot
         be reached or runs nothing."""
         self.failure = reason
-        is_whole = reason in (Reason.PREFILL_REFUSED, Reason.PREFILL_PAUSED)
+        is_whole = reason in (Reason.PREFILL_REFUSED, Reason.PREFILL_UNAVAILABLE)
         slots = every_slot(target.member.instance) if is_whole else frozenset((target.slot,))
         self.tried |= slots

@@ -36,7 +36,7 @@ class Reason(StrEnum):
     PREFILL_REFUSED = "prefill_refused"
     PREFILL_RESET = "prefill_reset"
     PREFILL_ERROR = "prefill_error"
-    PREFILL_PAUSED = "prefill_paused"
+    PREFILL_UNAVAILABLE = "prefill_unavailable"
     PREFILL_REJECTED = "prefill_rejected"
     PREFILL_TIMEOUT = "prefill_timeout"
     PREFILL_WITHOUT_KV = "prefill_without_kv"
@@ -96,7 +96,9 @@ TABLE: dict[Reason, Row] = {
         502, _PREFILL, _GATEWAY, "The prefill instance broke the connection."
     ),
     Reason.PREFILL_ERROR: Row(502, _PREFILL, _GATEWAY, "The prefill instance answered an error."),
-    Reason.PREFILL_PAUSED: Row(503, _PREFILL, _UNAVAILABLE, "The prefill instance is paused."),
+    Reason.PREFILL_UNAVAILABLE: Row(
+        503, _PREFILL, _UNAVAILABLE, "The prefill instance cannot serve now."
+    ),
     # The body and status are the engine's own; this row gives the outcome alone.
     Reason.PREFILL_REJECTED: Row(
         400, _CLIENT, _INVALID, "The prefill instance refused the body."

@@ -35,9 +35,11 @@ STREAM = {"model": "sim-model", "prompt": "hello there", "max_tokens": 5, "strea
 
 
 def ends(stack: Stack, phase: str) -> None:
-    """The exchange ends as cancelled, and the phase is counted."""
-    until(lambda: stack.metric("pd_sidecar_cancellations_total", phase=phase) == 1, "counted", 3)
-    until(lambda: stack.metric("pd_sidecar_requests_total", outcome="cancelled") == 1, "ended", 3)
+    """The exchange ends as cancelled, and the phase is counted.
+
+    One that was never placed has no record of its worker, and is closed 2 s later."""
+    until(lambda: stack.metric("pd_sidecar_cancellations_total", phase=phase) == 1, "counted", 6)
+    until(lambda: stack.metric("pd_sidecar_requests_total", outcome="cancelled") == 1, "ended", 6)
 
 
 def total(engines: list[Engine], key: str) -> int:

@@ -47,7 +47,7 @@ ANSWERS = {
     "late-body": PrefillAnswered(status=200, body=None, seconds=0.5),
     "400": PrefillAnswered(status=400, body=b'{"error":{"code":400}}', seconds=0.1),
     "500": PrefillAnswered(status=500, body=b"oops", seconds=0.1),
-    "paused": PrefillAnswered(status=503, body=b'{"error":"engine_paused"}', seconds=0.1),
+    "503": PrefillAnswered(status=503, body=b'{"error":"paused"}', seconds=0.1),
     "refused": PrefillFailed(reason=Reason.PREFILL_REFUSED, seconds=0.1),
     "reset": PrefillFailed(reason=Reason.PREFILL_RESET, seconds=0.1),
     "timeout": PrefillFailed(reason=Reason.PREFILL_TIMEOUT, seconds=9.0),

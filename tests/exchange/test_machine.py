@@ -52,7 +52,8 @@ RESET = PrefillFailed(reason=Reason.PREFILL_RESET, seconds=0.1)
 REFUSED = PrefillFailed(reason=Reason.PREFILL_REFUSED, seconds=0.1)
 TIMEOUT = PrefillFailed(reason=Reason.PREFILL_TIMEOUT, seconds=9.0)
 TX = f"tx-{ID}-1"
-PAUSED = PrefillAnswered(status=503, body=b'{"error":{"type":"engine_paused"}}', seconds=0.1)
+UNAVAILABLE = PrefillAnswered(status=503, body=b"Generation is paused.", seconds=0.1)
+CANNOT = PrefillAnswered(status=501, body=b'{"error":{"code":501}}', seconds=0.1)
 ERROR_500 = PrefillAnswered(status=500, body=b"oops", seconds=0.1)
 REDIRECT = PrefillAnswered(status=307, body=b"", seconds=0.1)
 REJECTED = PrefillAnswered(
@@ -356,7 +357,7 @@ def test_read_prefill_failure_is_tried_on_another_slot_with_a_fresh_transfer_id(
     [
         (RESET, 502, "prefill_reset"),
         (REFUSED, 502, "prefill_refused"),
-        (PAUSED, 503, "prefill_paused"),
+        (UNAVAILABLE, 503, "prefill_unavailable"),
         (ERROR_500, 502, "prefill_error"),
     ],
 )
@@ -497,7 +498,8 @@ def test_write_prefill_failure_answers_the_client_and_aborts_decode(
     [
         (REFUSED, FailTransfer(TX, is_certain=True)),
         (REJECTED, FailTransfer(TX, is_certain=True)),
-        (PAUSED, FailTransfer(TX, is_certain=True)),
+        (CANNOT, FailTransfer(TX, is_certain=True)),
+        (UNAVAILABLE, FailTransfer(TX, is_certain=False)),
         (RESET, FailTransfer(TX, is_certain=False)),
         (TIMEOUT, FailTransfer(TX, is_certain=False)),
         (ERROR_500, FailTransfer(TX, is_certain=False)),
@@ -761,7 +763,7 @@ steps = st.sampled_from(
         RESET,
         REFUSED,
         TIMEOUT,
-        PAUSED,
+        UNAVAILABLE,
         ResponseHeaders(504),
         ClientLeft(),
         ClientLeft(prefill=PREFILL_OK),

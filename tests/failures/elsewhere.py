@@ -47,6 +47,12 @@ ELSEWHERE = [
         "tests/failures/test_more.py::test_an_answer_that_is_held_too_long_is_504",
     ),
     Elsewhere(
+        "decode dies while its answer's headers are held for prefill",
+        "–",
+        "503 `decode_reset`; prefill goes on",
+        "tests/failures/test_more.py::test_a_decode_that_dies_while_its_answer_is_held",
+    ),
+    Elsewhere(
         "a worker dies",
         "running streams go on; what it held ends with 503 `no_worker`",
         "same; decode's blocks are freed by the next worker",

@@ -11,7 +11,6 @@ from tests.failures.row import READ, STREAMED, WHOLE, WRITE, Counts, Expected, R
 
 ENGINES_400 = {"error": {"message": "max_tokens is too large", "code": 400, "mine": [1.50]}}
 ENGINES_500 = {"error": {"message": "the engine is tired", "code": 500}}
-PAUSED = {"error": {"message": "Engine is paused", "type": "engine_paused", "code": 503}}
 
 NOBODY_FETCHES = {
     "blocks": "prefill frees its blocks after its `defer_timeout`",
@@ -192,12 +191,12 @@ PREFILL_ROWS = [
         },
     ),
     Row(
-        name="prefill_paused",
-        event="every prefill instance that is tried is paused (503 `engine_paused`)",
-        arrange=all_prefill("status", status=503, body=PAUSED),
+        name="prefill_unavailable",
+        event="every prefill instance that is tried is paused, or answers 503 for another reason",
+        arrange=all_prefill("status", status=503),
         expected={
-            READ: failed(503, "prefill_paused"),
-            WRITE: failed(503, "prefill_paused", counts=FREED, **TOLD_AT_ONCE),
+            READ: failed(503, "prefill_unavailable"),
+            WRITE: failed(503, "prefill_unavailable", counts=FREED, **TOLD_LATER),
         },
     ),
     Row(

@@ -74,6 +74,23 @@ def test_an_answer_that_is_held_too_long_is_504(pool_of: Callable[..., Pool]) ->
     serves(pool)
 
 
+def test_a_decode_that_dies_while_its_answer_is_held(pool_of: Callable[..., Pool]) -> None:
+    """WRITE: its headers were there and had not gone out, so the client gets a clear error."""
+    pool = pool_of("WRITE", prefill={"timeout_s": 20.0}, decode={"idle_timeout_s": 20.0})
+    with ThreadPoolExecutor(1) as executor:
+        future = asked(pool, STREAMED, executor)
+        (victim,) = [e for e in pool.decode if e.state()["waiting"]]
+        victim.ask("faults", kind="die", down_s=1)
+        ended = future.result(10)
+    assert (ended.status, ended.headers["x-pd-error"]) == (503, "decode_reset")
+    assert ended.headers["retry-after"] == "1"
+    until(lambda: pool.count("refusals_total", {"reason": "decode_reset"}) == 1, "counted")
+    for engine in pool.prefill:
+        engine.ask("hold", hold=False)
+    pool.wait_at_rest(DEFER_S + PUSH_LIMIT_S)
+    serves(pool)
+
+
 @pytest.mark.parametrize("mode", ["READ", "WRITE"])
 @pytest.mark.parametrize("body", [STREAMED, WHOLE], ids=["streamed", "whole"])
 def test_what_a_killed_worker_held_ends_with_503(
@@ -143,7 +160,7 @@ def test_without_leave_nothing_is_sent_and_all_is_counted(pool_of: Callable[...,
     assert ask(pool).status == 502
     until(lambda: pool.count("orphaned_transfers_total", {}) == 1, "counted", SETTLE_S)
     assert pool.count("released_transfers_total", {}) == 0
-    assert sum(e.state()["leaked_transfers"] for e in pool.decode) == 1
+    until(lambda: sum(e.state()["leaked_transfers"] for e in pool.decode) == 1, "decode is closed")
     assert sum(e.state()["failed_by_notify"] for e in pool.decode) == 0
 
 
