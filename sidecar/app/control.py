@@ -68,10 +68,8 @@ class Control:
             lambda slot, is_freed: self.accounting.freed(slot, is_freed=is_freed),
             self._notifier,
             self.keeper.find,
-            registry.alive_since,
-            config.engine.transfer_timeout_s,
         )
-        self.accounting.on_closed = lambda closed: self._orphans.closed(closed, monotonic())
+        self.accounting.on_closed = self._orphans.closed
         self._load(registry)
         for instance in static:
             registry.add_static(instance, monotonic())
@@ -185,7 +183,6 @@ class Control:
                 continue
             self.keeper.sweep(now)
             self.accounting.sweep(now)
-            self._orphans.sweep(now)
 
     # --- drain (design §7 Stop)
 

@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 from collections.abc import Coroutine
+from time import monotonic
 from typing import Any
 from uuid import uuid4
 
@@ -63,7 +64,8 @@ class Worker:
     async def run(self, stop: asyncio.Event) -> None:
         """Serve from the first view on, until `stop`."""
         link = asyncio.create_task(self._link.run())
-        self.transfers.recover()
+        self.transfers.recover(monotonic())
+        sweep = asyncio.create_task(self.transfers.sweep())
         try:
             # Without a view every request would be refused: better that Envoy asks another worker.
             await _first(self._has_view.wait(), stop.wait(), link)
@@ -76,8 +78,9 @@ class Worker:
         finally:
             await self._server.close(CLOSE_GRACE_S)
             await self.transfers.close()
-            link.cancel()
-            await asyncio.gather(link, return_exceptions=True)
+            for task in (link, sweep):
+                task.cancel()
+            await asyncio.gather(link, sweep, return_exceptions=True)
             await self._client.close()
             if self._notifier is not None:
                 self._notifier.close()
@@ -94,6 +97,7 @@ class Worker:
 
     def _on_view(self, view: View) -> None:
         self._set_view(view)
+        self.transfers.see(view)
         self._has_view.set()
 
     def _set_view(self, view: View) -> None:

@@ -58,7 +58,7 @@ class Transfers(Protocol):
 
     def open(self, transfer: Transfer) -> None: ...
 
-    def end(self, transfer_id: str) -> None: ...
+    def end(self, transfer_id: str, *, is_answered: bool) -> None: ...
 
     def fail(self, transfer_id: str, *, is_certain: bool) -> None: ...
 
@@ -268,7 +268,7 @@ class _Stream:
         if isinstance(effect, Note):
             self._note(effect.record)
         elif isinstance(effect, EndTransfer):
-            self._here.transfers.end(effect.transfer_id)
+            self._here.transfers.end(effect.transfer_id, is_answered=effect.is_answered)
         elif isinstance(effect, FailTransfer):
             self._here.transfers.fail(effect.transfer_id, is_certain=effect.is_certain)
         elif isinstance(effect, ClosePrefill) and self._prefill is not None:

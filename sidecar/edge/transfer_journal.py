@@ -10,9 +10,9 @@ import os
 import struct
 from pathlib import Path
 
-CELLS = 16384
+CELLS = 65536
 """entries at once; more are not kept, and the caller is told"""
-CELL_BYTES = 512
+CELL_BYTES = 448
 _LENGTH = struct.Struct("<H")
 _ROOM = CELL_BYTES - _LENGTH.size
 
@@ -46,10 +46,19 @@ class TransferJournal:
         if len(data) > _ROOM or not self._free:
             return None
         cell = self._free.pop()
+        self._write(cell, data)
+        return cell
+
+    def replace(self, cell: int, data: bytes) -> None:
+        """Keep `data` in place of what is there; what has no room leaves that as it is."""
+        if len(data) <= _ROOM:
+            self._write(cell, data)
+
+    def _write(self, cell: int, data: bytes) -> None:
         at = cell * CELL_BYTES
+        self._map[at : at + _LENGTH.size] = _LENGTH.pack(0)
         self._map[at + _LENGTH.size : at + _LENGTH.size + len(data)] = data
         self._map[at : at + _LENGTH.size] = _LENGTH.pack(len(data))
-        return cell
 
     def clear(self, cell: int) -> None:
         """Forget an entry, one's own or a leftover."""

@@ -52,9 +52,11 @@ class ClosePrefill(msgspec.Struct, frozen=True):
 
 
 class EndTransfer(msgspec.Struct, frozen=True):
-    """Decode waits no more: prefill pushes, or decode has ended by itself."""
+    """Prefill has answered, or decode has ended by itself."""
 
     transfer_id: str
+    is_answered: bool
+    """prefill pushes, if it has not yet and its engine does not die; else nobody waits any more"""
 
 
 class FailTransfer(msgspec.Struct, frozen=True):

@@ -25,7 +25,6 @@ from sidecar.exchange.records import (
     Spare,
     TransferFailed,
 )
-from sidecar.routing.instance import TransferMode
 from sidecar.routing.slots import Slot
 from sidecar.wire.access_log import Entry, Trail
 
@@ -74,8 +73,6 @@ class Closed(msgspec.Struct, frozen=True, kw_only=True):
     prefill_s: float | None = None
     is_orphaned: bool = False
     """prefill handed KV over, and no decode instance was reached to take it"""
-    may_be_waiting: bool = False
-    """WRITE: decode was reached and never began to answer: it may wait for prefill's push"""
     since: float = 0.0
     """when it was placed"""
 
@@ -275,7 +272,6 @@ class Ledger:
                 ended,
                 prefill_s=entry.prefill_s,
                 is_orphaned=_is_orphaned(entry, log),
-                may_be_waiting=_may_be_waiting(entry, log),
                 since=entry.since,
             )
         if refused is not None:
@@ -370,12 +366,6 @@ def _is_handed_over(entry: Open) -> bool:
 def _is_orphaned(entry: Open, log: Entry) -> bool:
     """KV lies that prefill handed over and that no decode instance was reached to fetch."""
     return _is_handed_over(entry) and not _is_reached(log)
-
-
-def _may_be_waiting(entry: Open, log: Entry) -> bool:
-    is_write = entry.placed.mode is TransferMode.WRITE
-    has_begun = log.first_byte_s is not None
-    return is_write and _is_handed_over(entry) and _is_reached(log) and not has_begun
 
 
 def _refused(record: Refused, log: Entry | None) -> Closed:

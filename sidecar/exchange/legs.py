@@ -36,9 +36,17 @@ def can_name_each_other(request: Request, prefill: Target, decode: Target) -> bo
 
 
 def prefill_leg(
-    request: Request, placement: Placement, pair: kv_transfer.Pair, limits: Limits, timeout_s: float
+    request: Request,
+    placement: Placement,
+    pair: kv_transfer.Pair,
+    limits: Limits,
+    deadline: float,
+    now: float,
 ) -> StartPrefill:
-    """The prefill leg: same API as the client's, one token, whole (protocol c)."""
+    """The prefill leg: same API as the client's, one token, whole (protocol c).
+
+    `deadline` and `now` are monotonic seconds.
+    """
     target = placement.prefill
     assert target is not None
     headers = {
@@ -57,15 +65,17 @@ def prefill_leg(
         url=target.member.instance.base_url + SUFFIX[request.api],
         headers=headers,
         body=kv_transfer.prefill_body(request.fields, request.api, pair, placement.mode),
-        timeout_s=timeout_s,
+        timeout_s=deadline - now,
         body_timeout_s=limits.hold_body_timeout_s if is_write else None,
-        transfer=_awaited_transfer(pair) if is_write else None,
+        transfer=_awaited_transfer(pair, now) if is_write else None,
     )
 
 
-def _awaited_transfer(pair: kv_transfer.Pair) -> Transfer:
+def _awaited_transfer(pair: kv_transfer.Pair, now: float) -> Transfer:
     return Transfer(
         transfer_id=pair.transfer_id,
+        prefill=pair.prefill.instance.address,
+        since=now,
         decode=Slot(pair.decode.instance.address, pair.decode_rank),
         notice=kv_notice.write_failed(pair.decode, pair.decode_rank, pair.transfer_id),
     )

@@ -128,7 +128,7 @@ class Exchange:
         if isinstance(request, Refusal):
             return self._refuse(request.reason, request.detail)
         self._request = request
-        self._prefill.open_until(now + self._limits.prefill_timeout_s)
+        self._prefill.deadline = now + self._limits.prefill_timeout_s
         self.phase = Phase.PLACING
         return [Place(self._demand())]
 
@@ -162,8 +162,8 @@ class Exchange:
             decode_rank=event.decode.dp_rank,
             transfer_id=self._prefill.next_transfer_id(),
         )
-        remaining = self._prefill.remaining_s(now)
-        start = legs.prefill_leg(request, event, self._pair, self._limits, remaining)
+        deadline = self._prefill.deadline
+        start = legs.prefill_leg(request, event, self._pair, self._limits, deadline, now)
         self._prefill.begin(start.transfer.transfer_id if start.transfer else None)
         effects: list[Effect] = [Note(self._take(event.mode, event.prefill, event.decode)), start]
         if event.mode is TransferMode.READ:

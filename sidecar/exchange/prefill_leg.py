@@ -34,7 +34,8 @@ class PrefillLeg:
 
     def __init__(self, exchange: str) -> None:
         self._exchange = exchange
-        self._deadline = 0.0
+        self.deadline = 0.0
+        """of all attempts together, monotonic seconds"""
         self.attempt = 0
         self.is_running = False
         self.failure: Reason | None = None
@@ -47,13 +48,6 @@ class PrefillLeg:
     def is_awaited(self) -> bool:
         """Decode was dispatched and may wait for this leg, also when its own client is gone."""
         return self.is_running and self._awaited is not None
-
-    def open_until(self, deadline: float) -> None:
-        """The limit of all attempts together, monotonic seconds."""
-        self._deadline = deadline
-
-    def remaining_s(self, now: float) -> float:
-        return self._deadline - now
 
     def next_transfer_id(self) -> str:
         """A fresh one for each attempt: engines remember ids for ever (protocol c)."""
@@ -68,12 +62,13 @@ class PrefillLeg:
         reason = fault_of(event)
         ended = self._ended(event.seconds, reason)
         if reason is None:
-            return [*ended, *self._no_longer_awaited()]
+            return [*ended, *self._no_longer_awaited(is_answered=True)]
         return [*ended, *self._failed(is_certain=reason in NEVER_BEGAN)]
 
     def close(self) -> list[Effect]:
         """It is closed, because decode does not wait for it."""
-        return [ClosePrefill(), *self._ended(None, None), *self._no_longer_awaited()]
+        ended = self._ended(None, None)
+        return [ClosePrefill(), *ended, *self._no_longer_awaited(is_answered=False)]
 
     def lose(self) -> list[Effect]:
         """Nobody knows how it ended."""
@@ -83,16 +78,16 @@ class PrefillLeg:
         self.is_running = False
         return [Note(PrefillEnded(exchange=self._exchange, seconds=seconds, reason=reason))]
 
-    def _no_longer_awaited(self) -> list[Effect]:
+    def _no_longer_awaited(self, *, is_answered: bool) -> list[Effect]:
         transfer_id, self._awaited = self._awaited, None
-        return [] if transfer_id is None else [EndTransfer(transfer_id)]
+        return [] if transfer_id is None else [EndTransfer(transfer_id, is_answered)]
 
     def _failed(self, *, is_certain: bool) -> list[Effect]:
         transfer_id, self._awaited = self._awaited, None
         return [] if transfer_id is None else [FailTransfer(transfer_id, is_certain)]
 
     def may_retry(self, reason: Reason, limits: Limits, now: float) -> bool:
-        has_time = now < self._deadline
+        has_time = now < self.deadline
         return reason not in _FINAL and has_time and self.attempt < limits.prefill_attempts
 
     def avoid(self, target: Target, reason: Reason) -> None:

@@ -1,8 +1,8 @@
-"""A WRITE transfer that decode waits for, from the dispatch of both legs to the end of prefill's.
+"""A WRITE transfer that decode waits for, from the dispatch of both legs to prefill's push.
 
 Decode has no time limit of its own for it, and keeps its blocks even when its client is gone
-(protocol e). So a transfer whose prefill fails is not forgotten: either a notice frees the blocks,
-or the slot is counted as having lost them.
+(protocol e). So one that nobody will push is not forgotten: either a notice frees the blocks, or
+the slot is counted as having lost them.
 """
 
 import msgspec
@@ -13,6 +13,10 @@ from sidecar.wire.kv_notice import Notice
 
 class Transfer(msgspec.Struct, frozen=True, kw_only=True):
     transfer_id: str
+    prefill: str
+    """the address of the instance that pushes"""
+    since: float
+    """monotonic seconds, when both legs were dispatched"""
     decode: Slot
     """whose blocks wait"""
     notice: Notice | None

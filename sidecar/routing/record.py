@@ -55,6 +55,8 @@ class SavedRecord(msgspec.Struct, frozen=True):
     endpoint: str | None = None
     """so that running exchanges keep theirs while a name is resolved again"""
     is_leaving: bool = False
+    alive_since: float = 0.0
+    """monotonic seconds, of the same boot if they are in the past"""
 
 
 class SavedPool(msgspec.Struct, frozen=True):
@@ -78,11 +80,13 @@ class Record:
     """monotonic seconds; None: never (static)"""
     endpoint: str | None
     alive_since: float
-    """monotonic seconds; later than anything its engine can still hold from before it died"""
+    """Monotonic seconds: what was placed there before lies at an engine that has died."""
     health: State = State.UNPROBED
     """UNPROBED, READY or UNHEALTHY: what the probes say"""
     timeouts: int = 0
     """probes in a row that timed out"""
+    is_refusing: bool = False
+    """the last probe was refused"""
     standing: Standing = field(default_factory=Standing)
     """what real requests say"""
     version: Version | None = None
@@ -115,11 +119,22 @@ class Record:
             is_placeable=self.state is State.READY and is_listed,
             version=self.version,
             models=self.models,
+            alive_since=self.alive_since,
         )
 
     def saved(self, heard_at: float) -> SavedRecord:
         """As it is kept over a restart; `heard_at` by the wall clock."""
-        return SavedRecord(self.instance, self.ordinal, heard_at, self.endpoint, self.is_leaving)
+        return SavedRecord(
+            self.instance, self.ordinal, heard_at, self.endpoint, self.is_leaving, self.alive_since
+        )
+
+    def note_refusal(self, is_refused: bool, now: float) -> None:
+        """A probe that is refused says that the engine's process is gone, and all that it held.
+
+        Of refusals in a row the first alone: nothing is placed there until it answers again."""
+        if is_refused and not self.is_refusing:
+            self.alive_since = now
+        self.is_refusing = is_refused
 
     def begin_life(self, instance: Instance, generation: int, now: float) -> None:
         """A record that is not the one probed before: nothing known of it holds any more but its
@@ -127,6 +142,7 @@ class Record:
         self.instance = instance
         self.generation = generation
         self.alive_since = now
+        self.is_refusing = False
         self.health = State.UNPROBED
         self.timeouts = 0
         self.standing = Standing()

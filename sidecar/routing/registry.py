@@ -143,6 +143,7 @@ class Registry:
         record = self._of_life(address, generation)
         if record is None:
             return None
+        record.note_refusal(outcome is ProbeOutcome.REFUSED, now)
         if outcome is ProbeOutcome.TIMEOUT:
             record.timeouts += 1
             if record.timeouts < self._timeouts_to_fail:
@@ -150,8 +151,6 @@ class Registry:
             health = State.UNHEALTHY
         else:
             record.timeouts = 0
-            if outcome is ProbeOutcome.REFUSED:
-                record.alive_since = now  # its process is gone, and with it all that it held
             health = State.READY if outcome is ProbeOutcome.OK else State.UNHEALTHY
         was, record.health = record.health, health
         if outcome is ProbeOutcome.OK and record.standing.is_backoff_over(now):
@@ -247,11 +246,6 @@ class Registry:
             if record.heard_at is not None
         }
 
-    def alive_since(self, address: str) -> float | None:
-        """Since when (monotonic seconds) its engine is not known to have died; None: unknown."""
-        record = self._records.get(address)
-        return record.alive_since if record is not None and not record.is_expired else None
-
     # --- what others see
 
     def members(self, acked: frozenset[str] | None) -> tuple[Member, ...]:
@@ -322,6 +316,8 @@ class Registry:
             record.is_leaving = kept.is_leaving
             record.out_since = now if kept.is_leaving else None
             record.endpoint = record.endpoint or kept.endpoint
+            if kept.alive_since <= now:
+                record.alive_since = kept.alive_since
         return changes
 
     # --- inside

@@ -23,6 +23,9 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     """None: unknown, to be treated as 0.20 to 0.31"""
     models: tuple[str, ...] = ()
     """served names; empty: unknown, matches any"""
+    alive_since: float = 0.0
+    """Monotonic seconds (the same clock in all our processes): what was placed there before lies at
+    an engine that has died."""
 
     @property
     def name(self) -> str:

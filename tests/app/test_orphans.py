@@ -1,11 +1,11 @@
-"""Blocks left behind: freed where it is allowed and safe, else counted once."""
+"""KV that nobody fetched: released where it is allowed and safe, else counted once."""
 
 from collections.abc import Iterable
 
 import msgspec
 import pytest
 
-from sidecar.app.orphans import MEMORY_S, Orphans
+from sidecar.app.orphans import Orphans
 from sidecar.exchange.ledger import Closed
 from sidecar.exchange.reasons import Outcome
 from sidecar.exchange.records import Placed
@@ -23,7 +23,7 @@ class World:
     """A pool of one prefill and one decode engine, and what is sent and counted."""
 
     def __init__(self, *, is_allowed: bool = True, version: Version = V33) -> None:
-        self.alive_since: dict[str, float | None] = {P.address: 0.0, D.address: 0.0}
+        self.alive_since: float | None = 0.0
         self.version = version
         self.told: list[tuple[tuple[str, ...], object]] = []
         self.freed: list[tuple[Slot, bool]] = []
@@ -31,15 +31,15 @@ class World:
             lambda slot, is_freed: self.freed.append((slot, is_freed)),
             self if is_allowed else None,
             self.find,
-            self.alive_since.get,
-            push_limit_s=0.01,
         )
 
     async def send(self, addresses: Iterable[str], payload: bytes) -> bool:
         self.told.append((tuple(addresses), msgspec.msgpack.decode(payload)))
         return True
 
-    def find(self, address: str) -> Member:
+    def find(self, address: str) -> Member | None:
+        if self.alive_since is None:
+            return None
         role = Role.PREFILL if address == P.address else Role.DECODE
         host = address.partition(":")[0]
         return Member(
@@ -57,6 +57,7 @@ class World:
             state=State.READY,
             is_placeable=True,
             version=self.version,
+            alive_since=self.alive_since,
         )
 
     async def counted(self) -> list[tuple[Slot, bool]]:
@@ -84,7 +85,7 @@ def closed(**what: object) -> Closed:
 async def test_orphaned_kv_is_released_at_prefill() -> None:
     """Once, to the rank that holds it."""
     world = World()
-    world.orphans.closed(closed(is_orphaned=True), 11.0)
+    world.orphans.closed(closed(is_orphaned=True))
     assert await world.counted() == [(P, True)]
     (notice,) = world.told
     assert notice[0] == ("tcp://10.0.0.1:61006",)
@@ -102,7 +103,7 @@ async def test_orphaned_kv_is_released_at_prefill() -> None:
 )
 async def test_what_may_not_be_told_is_counted(world: World) -> None:
     """At the engine that keeps the blocks."""
-    world.orphans.closed(closed(is_orphaned=True), 11.0)
+    world.orphans.closed(closed(is_orphaned=True))
     assert (world.freed, world.told) == ([(P, False)], [])
 
 
@@ -111,55 +112,15 @@ async def test_what_may_not_be_told_is_counted(world: World) -> None:
 async def test_a_new_life_of_prefill_is_told_nothing(alive_since: float | None) -> None:
     """It never had the transfer, and would keep the notice for ever."""
     world = World()
-    world.alive_since[P.address] = alive_since
-    world.orphans.closed(closed(is_orphaned=True), 11.0)
+    world.alive_since = alive_since
+    world.orphans.closed(closed(is_orphaned=True))
     assert (world.freed, world.told) == ([(P, False)], [])
-
-
-@pytest.mark.asyncio
-async def test_a_decode_that_waits_is_told_only_when_prefill_has_died() -> None:
-    """While prefill lives it may still push; when it is gone nobody else would say so."""
-    world = World()
-    world.orphans.closed(closed(may_be_waiting=True), 11.0)
-    world.orphans.sweep(12.0)
-    assert "waiting=1" in repr(world.orphans)
-    world.alive_since[P.address] = 12.5
-    world.orphans.sweep(13.0)
-    assert await world.counted() == [(D, True)]
-    assert world.told == [
-        (("tcp://10.0.1.1:61005",), {"type": "write_failed", "transfer_id": "tx-e-1"})
-    ]
-    world.orphans.sweep(14.0)
-    assert "waiting=0" in repr(world.orphans)
-
-
-@pytest.mark.asyncio
-async def test_a_decode_that_began_a_new_life_waits_for_nothing() -> None:
-    """Its blocks went with the old one."""
-    world = World()
-    world.orphans.closed(closed(may_be_waiting=True), 11.0)
-    world.alive_since = dict.fromkeys(world.alive_since, 12.0)
-    world.orphans._alive_since = world.alive_since.get
-    world.orphans.sweep(13.0)
-    assert (world.freed, world.told) == ([], [])
-
-
-@pytest.mark.asyncio
-async def test_after_the_engines_own_limit_nothing_is_remembered() -> None:
-    """Prefill has pushed by then, or told decode itself."""
-    world = World()
-    world.orphans.closed(closed(may_be_waiting=True), 11.0)
-    world.orphans.sweep(11.0 + MEMORY_S + 1)
-    world.alive_since[P.address] = 200.0
-    world.orphans.sweep(201.0)
-    assert (world.freed, world.told) == ([], [])
 
 
 @pytest.mark.asyncio
 async def test_an_exchange_that_left_nothing_is_no_concern() -> None:
     """The common case."""
     world = World()
-    world.orphans.closed(closed(), 11.0)
-    world.orphans.sweep(12.0)
+    world.orphans.closed(closed())
     assert (world.freed, world.told) == ([], [])
     await world.orphans.close()

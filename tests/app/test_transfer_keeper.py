@@ -10,16 +10,35 @@ from sidecar.app.transfer_keeper import TransferKeeper
 from sidecar.edge.transfer_journal import TransferJournal
 from sidecar.exchange.records import Record, TransferFailed
 from sidecar.exchange.transfer import Transfer
+from sidecar.routing.instance import Instance, Role, State, TransferMode
 from sidecar.routing.slots import Slot
+from sidecar.routing.view import Member, View
 from sidecar.wire.kv_notice import Notice
 from tests.edge.polling import until
 
-D = Slot("10.0.1.1:8000", 2)
+P, D = "10.0.0.1:8000", Slot("10.0.1.1:8000", 2)
+NOW = 1000.0
 NOTICE = Notice(("tcp://10.0.1.1:61007",), b"write_failed")
 
 
 def transfer(name: str = "tx-1", notice: Notice | None = NOTICE) -> Transfer:
-    return Transfer(transfer_id=name, decode=D, notice=notice)
+    return Transfer(transfer_id=name, prefill=P, since=100.0, decode=D, notice=notice)
+
+
+def view(alive_since: float) -> View:
+    """A pool in which the prefill engine is known to have been alive since then."""
+    instance = Instance(
+        address=P, role=Role.PREFILL, transfer_mode=TransferMode.WRITE, kv_host="10.0.0.1"
+    )
+    member = Member(
+        instance=instance,
+        ordinal=0,
+        endpoint=P,
+        state=State.READY,
+        is_placeable=True,
+        alive_since=alive_since,
+    )
+    return View(number=1, members=(member,))
 
 
 class Engines:
@@ -55,14 +74,14 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.mark.asyncio
 async def test_a_transfer_that_ends_well_leaves_nothing(path: Path) -> None:
-    """No notice, no record, no journal entry."""
+    """Nobody waits: no notice, no record, no journal entry."""
     engines = Engines()
     desk = Desk(path, engines)
     desk.keeper.open(transfer())
-    desk.keeper.end("tx-1")
+    desk.keeper.end("tx-1", is_answered=False)
     assert (engines.told, desk.notes) == ([], [])
     assert TransferJournal(path).leftovers == {}
-    assert "open=0" in repr(desk.keeper)
+    assert "open=0 answered=0" in repr(desk.keeper)
 
 
 @pytest.mark.asyncio
@@ -117,7 +136,7 @@ async def test_the_next_worker_tells_what_the_last_one_left(path: Path) -> None:
     await first.keeper.close()  # the tasks alone end: a killed process closes no more than that
     engines = Engines()
     second = Desk(path, engines)
-    second.keeper.recover()
+    second.keeper.recover(NOW)
     await until(lambda: len(second.notes) == 2)
     assert second.notes == [TransferFailed(decode=D, is_freed=True)] * 2
     assert len(engines.told) == 2
@@ -129,7 +148,7 @@ async def test_entries_of_another_version_are_dropped(path: Path) -> None:
     """They cannot be read, so nobody can be told."""
     TransferJournal(path).put(b"\xc1 not a transfer")
     desk = Desk(path, Engines())
-    desk.keeper.recover()
+    desk.keeper.recover(NOW)
     assert TransferJournal(path).leftovers == {}
     assert desk.notes == []
 
@@ -138,6 +157,64 @@ async def test_entries_of_another_version_are_dropped(path: Path) -> None:
 async def test_an_unknown_transfer_is_no_fault(path: Path) -> None:
     """Its leg broke before it began."""
     desk = Desk(path, Engines())
-    desk.keeper.end("tx-9")
+    desk.keeper.end("tx-9", is_answered=True)
     desk.keeper.fail("tx-9", is_certain=True)
     assert desk.notes == []
+
+
+@pytest.mark.asyncio
+async def test_an_answered_transfer_is_told_only_if_prefill_has_died_since(path: Path) -> None:
+    """While its engine lives it pushes, or tells decode itself; counted it is not, for most of what
+    a dead engine had answered had been pushed."""
+    engines = Engines()
+    desk = Desk(path, engines)
+    desk.keeper.see(view(50.0))
+    desk.keeper.open(transfer())
+    desk.keeper.end("tx-1", is_answered=True)
+    desk.keeper.see(view(99.0))
+    assert "answered=1" in repr(desk.keeper)
+    desk.keeper.see(view(100.5))
+    await until(lambda: engines.told)
+    assert engines.told == [(NOTICE.addresses, NOTICE.payload)]
+    await until(lambda: TransferJournal(path).leftovers == {})
+    assert desk.notes == []
+
+
+@pytest.mark.asyncio
+async def test_what_was_answered_long_ago_is_forgotten(path: Path) -> None:
+    """Oldest first, and no younger one."""
+    desk = Desk(path, Engines())
+    for name in ("tx-1", "tx-2"):
+        desk.keeper.open(transfer(name))
+        desk.keeper.end(name, is_answered=True)
+    second = desk.keeper._answered["tx-2"][2]
+    desk.keeper.forget_before(second - 1e-9)
+    assert list(desk.keeper._answered) == ["tx-2"]
+    assert len(TransferJournal(path).leftovers) == 1
+    desk.keeper.forget_before(second)
+    assert TransferJournal(path).leftovers == {}
+
+
+@pytest.mark.asyncio
+async def test_the_next_worker_watches_what_was_answered(path: Path) -> None:
+    """It is told when prefill turns out to have died, and is not taken for one that failed."""
+    first = Desk(path, Engines())
+    first.keeper.open(transfer())
+    first.keeper.end("tx-1", is_answered=True)
+    engines = Engines()
+    second = Desk(path, engines)
+    second.keeper.recover(NOW)
+    assert "answered=1 failing=0" in repr(second.keeper)
+    second.keeper.see(view(100.5))
+    await until(lambda: engines.told)
+
+
+@pytest.mark.asyncio
+async def test_what_is_from_before_a_reboot_is_dropped(path: Path) -> None:
+    """Its times are of another clock."""
+    first = Desk(path, Engines())
+    first.keeper.open(transfer())
+    second = Desk(path, Engines())
+    second.keeper.recover(now=99.0)
+    assert "open=0 answered=0 failing=0" in repr(second.keeper)
+    assert TransferJournal(path).leftovers == {}

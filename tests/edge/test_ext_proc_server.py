@@ -65,9 +65,9 @@ class Transfers:
     def open(self, transfer: Transfer) -> None:
         self.open_ids.add(transfer.transfer_id)
 
-    def end(self, transfer_id: str) -> None:
+    def end(self, transfer_id: str, *, is_answered: bool) -> None:
         self.open_ids.remove(transfer_id)
-        self.ends.append("ended")
+        self.ends.append("answered" if is_answered else "not wanted")
 
     def fail(self, transfer_id: str, *, is_certain: bool) -> None:
         self.open_ids.remove(transfer_id)
@@ -292,7 +292,7 @@ async def test_write_with_a_decode_that_refuses_aborts_prefill(here: Here) -> No
     assert await stream.is_over()
     await until(lambda: here.cancelled == 1)
     assert here.replied.is_handed_over
-    assert here.transfers.ends == ["ended"]
+    assert here.transfers.ends == ["not wanted"]
 
 
 @pytest.mark.asyncio
@@ -365,7 +365,7 @@ async def test_write_prefill_goes_on_when_the_client_leaves(
     assert here.transfers.open_ids
     here.answers.put_nowait(GOOD)
     await until(lambda: here.server.running_on() == ())
-    assert here.transfers.ends == ["ended"]
+    assert here.transfers.ends == ["answered"]
     assert len(here.records(PrefillEnded)) == 1
     assert here.cancelled == 0
 

@@ -35,6 +35,17 @@ def test_what_is_put_is_left_and_what_is_cleared_is_not(path: Path) -> None:
     assert list(TransferJournal(path).leftovers.values()) == [b"new"]
 
 
+def test_an_entry_is_replaced_in_its_cell(path: Path) -> None:
+    """The new one is whole; one without room leaves the old one."""
+    journal = TransferJournal(path)
+    cell = journal.put(b"before")
+    assert cell is not None
+    journal.replace(cell, b"after it")
+    assert TransferJournal(path).leftovers == {cell: b"after it"}
+    journal.replace(cell, b"x" * CELL_BYTES)
+    assert TransferJournal(path).leftovers == {cell: b"after it"}
+
+
 def test_what_a_killed_process_put_is_there(path: Path) -> None:
     """kill -9 right after the put."""
     code = (

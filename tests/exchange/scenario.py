@@ -139,7 +139,8 @@ def show(effect: Effect) -> Iterator[str]:
         case ClosePrefill():
             yield "close prefill"
         case EndTransfer():
-            yield f"end transfer {_id(effect.transfer_id)}"
+            how = "answered" if effect.is_answered else "not wanted"
+            yield f"end transfer {_id(effect.transfer_id)}: {how}"
         case FailTransfer():
             certainly = " for certain" if effect.is_certain else ""
             yield f"fail transfer {_id(effect.transfer_id)}{certainly}"

@@ -394,25 +394,6 @@ def test_kv_is_orphaned_that_prefill_committed_and_no_decode_was_reached_for(
     assert closed.is_orphaned is is_orphaned
 
 
-@pytest.mark.parametrize(
-    ("mode", "first_byte_s", "upstream", "may_be_waiting"),
-    [
-        (TransferMode.WRITE, None, "10.0.0.1:1", True),
-        (TransferMode.WRITE, 0.5, "10.0.0.1:1", False),
-        (TransferMode.WRITE, None, "", False),
-        (READ, None, "10.0.0.1:1", False),
-    ],
-)
-def test_a_write_decode_that_was_reached_and_never_began_may_wait_for_a_push(
-    mode: TransferMode, first_byte_s: float | None, upstream: str, may_be_waiting: bool
-) -> None:
-    """Prefill answered; whether it pushed nobody says."""
-    log = entry("e", "DC", upstream=upstream, first_byte_s=first_byte_s)
-    closed = noted(placed(mode=mode), prefill_ended(), replied()).report(log, 1.0)
-    assert closed is not None
-    assert closed.may_be_waiting is may_be_waiting
-
-
 # --- any order
 
 NAMES = ("a", "b", "c")

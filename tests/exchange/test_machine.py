@@ -460,7 +460,7 @@ def test_write_decode_that_is_not_2xx_passes_at_once_and_closes_prefill(status: 
     driver = writing(ResponseHeaders(status))
     assert isinstance(driver.sent[-1], PassReply)
     assert ClosePrefill() in driver.effects
-    assert EndTransfer(f"tx-{ID}-1") in driver.effects
+    assert EndTransfer(f"tx-{ID}-1", is_answered=False) in driver.effects
     assert driver.has_ended
     assert driver.prefill_ends == [PrefillEnded(exchange=ID, seconds=None, reason=None)]
     assert driver.replied.is_handed_over
@@ -503,8 +503,8 @@ def test_write_prefill_failure_answers_the_client_and_aborts_decode(
         (RESET, FailTransfer(TX, is_certain=False)),
         (TIMEOUT, FailTransfer(TX, is_certain=False)),
         (ERROR_500, FailTransfer(TX, is_certain=False)),
-        (PREFILL_OK, EndTransfer(TX)),
-        (PREFILL_WITHOUT_KV, EndTransfer(TX)),
+        (PREFILL_OK, EndTransfer(TX, is_answered=True)),
+        (PREFILL_WITHOUT_KV, EndTransfer(TX, is_answered=True)),
     ],
 )
 @pytest.mark.parametrize("before", [(), (OK,), (ClientLeft(),), (ResponseHeaders(504),)])
