@@ -36,14 +36,18 @@ well."""
 
 
 class Accounting:
-    def __init__(self, ledger: Ledger, metrics: Metrics) -> None:
+    def __init__(self, ledger: Ledger, metrics: Metrics, prefill_timeout_s: float) -> None:
+        """`prefill_timeout_s`: of all attempts of one exchange together."""
         self.ledger = ledger
+        self._prefill_timeout_s = prefill_timeout_s
         self._metrics = metrics
         self.placed: Counter[tuple[str, Slot]] = Counter()
         """(role, slot) -> requests placed since start"""
         self.outcomes: Counter[str] = Counter()
         self.on_evidence: Callable[[Evidence], None] = lambda _: None
         """called with how each prefill leg went"""
+        self.knows: Callable[[str], bool] = lambda _: True
+        """whether an instance of that address is in the pool"""
         self.on_closed: Callable[[Closed], None] = lambda _: None
         self._failures = Repeated()
         self._early: dict[str, tuple[Entry, float]] = {}
@@ -95,7 +99,9 @@ class Accounting:
         if entry is None or entry.placed.prefill is None or record.seconds is None:
             return
         slot = entry.placed.prefill
-        told = evidence.of_prefill(slot, record.reason, entry.since)
+        told = evidence.of_prefill(
+            slot, record.reason, entry.since, record.seconds, self._prefill_timeout_s
+        )
         if told is not None:
             self.on_evidence(told)
         if record.reason is None:
@@ -112,8 +118,6 @@ class Accounting:
             log.warning("prefill at %s: %s, request %s%s", where, reason, request, more)
 
     def _replied(self, record: Replied) -> None:
-        if record.phase:
-            self._metrics.cancellations.labels(record.phase).inc()
         if record.overhead_s is not None:
             self._metrics.overhead.observe(record.overhead_s)
         entry = self.ledger.find(record.exchange)
@@ -174,8 +178,8 @@ class Accounting:
         entry = closed.entry
         if entry is None:
             return
-        if closed.outcome is Outcome.CANCELLED and not closed.client_phase:
-            phase = "decode" if closed.placed is not None else "upload"
+        if closed.outcome is Outcome.CANCELLED:
+            phase = closed.client_phase or ("decode" if closed.placed is not None else "upload")
             self._metrics.cancellations.labels(phase).inc()
         streaming = "true" if closed.is_streaming else "false"
         if entry.total_s is not None and closed.outcome is Outcome.OK:
@@ -195,8 +199,9 @@ class Accounting:
 
     def freed(self, slot: Slot, *, is_freed: bool) -> None:
         """A transfer left its blocks at that slot: freed by a notice of ours, or not."""
-        family = self._metrics.released if is_freed else self._metrics.orphaned
-        family.labels(slot.address).inc()
+        if self.knows(slot.address):  # else the series of an instance that is gone would be back
+            family = self._metrics.released if is_freed else self._metrics.orphaned
+            family.labels(slot.address).inc()
 
     def forget_instance(self, address: str) -> None:
         """Drop its counts and series; to be called when no open exchange uses it any more."""

@@ -53,7 +53,7 @@ class Control:
         self._registry_metrics = CollectorRegistry()
         self.metrics = Metrics(self._registry_metrics, __version__)
         ledger = Ledger(config.tuning.access_log.report_interval_s)
-        self.accounting = Accounting(ledger, self.metrics)
+        self.accounting = Accounting(ledger, self.metrics, config.prefill.timeout_s)
         static = settings.static_instances(config)
         registry = Registry(
             config.registration.ttl_s,
@@ -68,8 +68,10 @@ class Control:
             lambda slot, is_freed: self.accounting.freed(slot, is_freed=is_freed),
             self._notifier,
             self.keeper.find,
+            config.engine.defer_timeout_s,
         )
-        self.accounting.on_closed = self._orphans.closed
+        self.accounting.on_closed = lambda closed: self._orphans.closed(closed, monotonic())
+        self.accounting.knows = lambda address: self.keeper.find(address) is not None
         self._load(registry)
         for instance in static:
             registry.add_static(instance, monotonic())

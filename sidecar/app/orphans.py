@@ -1,8 +1,8 @@
 """KV that prefill handed over and no decode instance was reached to take: released where the
 operator allows it, else counted; prefill frees it itself after its `defer_timeout`.
 
-Invariant: no notice goes to an engine that has begun a new life since, for it never had the
-transfer.
+Invariant: no notice goes to an engine that has begun a new life since, or that may have freed the
+blocks by itself: what it does not hold it would keep, and try again in every step.
 """
 
 import asyncio
@@ -20,24 +20,32 @@ Find = Callable[[str], Member | None]
 
 class Orphans:
     def __init__(
-        self, freed: Callable[[Slot, bool], None], notifier: KvNotifier | None, find: Find
+        self,
+        freed: Callable[[Slot, bool], None],
+        notifier: KvNotifier | None,
+        find: Find,
+        defer_s: float,
     ) -> None:
         """`freed`: told of each transfer whether its blocks were freed. `notifier`: None where the
-        operator did not allow notices."""
+        operator did not allow notices. `defer_s`: after which prefill frees them itself."""
         self._freed = freed
         self._notifier = notifier
         self._find = find
+        self._latest_s = defer_s / 2
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
         return f"<Orphans releasing={len(self._tasks)}>"
 
-    def closed(self, closed: Closed) -> None:
-        """Take an exchange that has ended."""
-        placed = closed.placed
-        if placed is None or placed.prefill is None or not closed.is_orphaned:
+    def closed(self, closed: Closed, now: float) -> None:
+        """Take an exchange that has ended; `now` is monotonic seconds."""
+        placed, since = closed.placed, closed.orphaned_since
+        if placed is None or placed.prefill is None or since is None:
             return
-        notice = self._release(placed.prefill, placed.transfer_id, closed.since)
+        is_held = now - since < self._latest_s
+        notice = (
+            self._release(placed.prefill, placed.transfer_id, closed.since) if is_held else None
+        )
         if self._notifier is None or notice is None:
             self._freed(placed.prefill, False)
             return

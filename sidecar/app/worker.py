@@ -48,9 +48,16 @@ class Worker:
         self._has_view = asyncio.Event()
         self._set_view(View(number=0))
         self._journal = TransferJournal(run_dir.transfers(index))
+        if index == 0:
+            for path in run_dir.abandoned_transfers(settings.workers_of(config)):
+                self._journal.take_over(path)
         self._notifier = KvNotifier() if config.engine.release_kv else None
         self.transfers = TransferKeeper(
-            self._journal, self._notifier, self.note, config.engine.transfer_timeout_s
+            self._journal,
+            self._notifier,
+            self.note,
+            config.engine.transfer_timeout_s,
+            config.engine.defer_timeout_s,
         )
         self._server = ExtProcServer(self)
         self._socket = run_dir.worker_socket(index)

@@ -87,6 +87,7 @@ def _ranges(config: Config) -> list[tuple[str, float, float, float]]:
         ("ejection.backoff_s", 0, config.ejection.backoff_s, 3600),
         ("ejection.backoff_max_s", 0, config.ejection.backoff_max_s, day),
         ("engine.transfer_timeout_s", 0, config.engine.transfer_timeout_s, day),
+        ("engine.defer_timeout_s", 0, config.engine.defer_timeout_s, day),
         ("drain.notice_s", 0, config.drain.notice_s, 3600),
         ("drain.timeout_s", 0, config.drain.timeout_s, day),
         ("envoy.concurrency", 0, config.envoy.concurrency, 1024),

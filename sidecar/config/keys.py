@@ -100,6 +100,8 @@ class Engine(Section, frozen=True, kw_only=True):
     transfer_timeout_s: float = 30.0
     """The engines' own `transfer_timeout`: so long a prefill engine may still push for a leg that
     is over, and no block of decode is freed"""
+    defer_timeout_s: float = 60.0
+    """The engines' own `defer_timeout`: so long prefill holds blocks that nobody has fetched"""
 
 
 class StaticInstance(Section, frozen=True, kw_only=True):

@@ -43,6 +43,8 @@ SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 MANY = 1_000_000
 """gRPC's own defaults cancel calls at random from 1000 pending on; a burst must only wait"""
 
+CLOSE_S, CLOSE_POLL_S = 1.0, 0.01
+
 OPTIONS = [
     ("grpc.server.max_pending_requests", MANY),
     ("grpc.server.max_pending_requests_hard_limit", MANY),
@@ -105,9 +107,12 @@ class ExtProcServer:
 
     async def close(self, grace_s: float) -> None:
         await self._server.stop(grace_s)
-        for task in self._running_on:
-            task.cancel()
-        await asyncio.gather(*self._running_on, return_exceptions=True)
+        deadline = monotonic() + CLOSE_S
+        # A stream whose call is over may hand its prefill leg over a moment later.
+        while (self._streams or self._running_on) and monotonic() < deadline:
+            for task in self._running_on:
+                task.cancel()
+            await asyncio.sleep(CLOSE_POLL_S)
 
     def open_records(self) -> tuple[Placed, ...]:
         """What the running streams hold, for a control process that starts anew."""

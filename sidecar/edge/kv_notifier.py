@@ -12,8 +12,8 @@ from collections.abc import Iterable
 import zmq
 import zmq.asyncio
 
-CONNECT_S = 60.0
-"""A stopped engine is waited for so long; one that has ended took its blocks with it."""
+CONNECT_S = 5.0
+"""for a connection to stand; who wants to wait longer looks anew whom it would tell"""
 LINGER_MS = 2000
 
 
@@ -43,7 +43,10 @@ class KvNotifier:
     async def _send(self, address: str, payload: bytes) -> bool:
         peer = self._peers.get(address)
         if peer is None:
-            peer = self._peers[address] = _Peer(self._connect(address))
+            try:
+                peer = self._peers[address] = _Peer(self._connect(address))
+            except zmq.ZMQError:  # no file or socket is left for it
+                return False
         peer.users += 1
         try:
             async with asyncio.timeout(self._connect_s):

@@ -52,6 +52,11 @@ class RunDir:
         """what decode engines wait for of this worker"""
         return self.path / f"transfers.w{worker}"
 
+    def abandoned_transfers(self, workers: int) -> list[Path]:
+        """of workers that there are no more, when so many are"""
+        kept = {self.transfers(index) for index in range(workers)}
+        return sorted(path for path in self.path.glob("transfers.w*") if path not in kept)
+
     def worker_socket(self, index: int) -> Path:
         return self.path / f"w{index}.sock"
 

@@ -10,36 +10,49 @@ import os
 import struct
 from pathlib import Path
 
-CELLS = 65536
-"""entries at once; more are not kept, and the caller is told"""
-CELL_BYTES = 448
+from sidecar.errors import StartError
+
+CELLS = 16384
+"""entries at once; for more there is no room, and the caller is told"""
+CELL_BYTES = 256
 _LENGTH = struct.Struct("<H")
 _ROOM = CELL_BYTES - _LENGTH.size
 
 
 class TransferJournal:
-    """One worker's file. Cells low in the file are used first, so few pages are ever touched."""
-
     def __init__(self, path: Path) -> None:
-        """Open or make it; what an earlier worker left is in `leftovers`, by cell."""
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
+        """Open or make it; what an earlier worker left is in `leftovers`, by cell. Raises
+        StartError."""
+        self._path = path
+        size = CELLS * CELL_BYTES
         try:
-            os.ftruncate(descriptor, CELLS * CELL_BYTES)
-            self._map = mmap.mmap(descriptor, CELLS * CELL_BYTES)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
+        except OSError as error:
+            raise StartError(f"{path}: {error.strerror}") from None
+        try:
+            # Not a hole in the file: a write to one on a full disk is a SIGBUS at some later put.
+            os.posix_fallocate(descriptor, 0, size)
+            self._map = mmap.mmap(descriptor, size)
+        except OSError as error:
+            raise StartError(f"{path}: {error.strerror}") from None
         finally:
             os.close(descriptor)
-        self.leftovers: dict[int, bytes] = {}
-        free = []
-        for cell in range(CELLS):
-            data = self._read(cell)
-            if data is None:
-                free.append(cell)
-            else:
-                self.leftovers[cell] = data
-        self._free = free[::-1]
+        found = ((cell, self._read(cell)) for cell in range(CELLS))
+        self.leftovers = {cell: data for cell, data in found if data is not None}
+        self._free = [cell for cell in reversed(range(CELLS)) if cell not in self.leftovers]
 
     def __repr__(self) -> str:
         return f"<TransferJournal {CELLS - len(self._free)} of {CELLS}>"
+
+    def take_over(self, other: Path) -> None:
+        """What a worker left that will not be started again; its file goes."""
+        journal = TransferJournal(other)
+        for data in journal.leftovers.values():
+            cell = self.put(data)
+            if cell is not None:
+                self.leftovers[cell] = data
+        journal.close()
+        other.unlink()
 
     def put(self, data: bytes) -> int | None:
         """Keep `data`; returns its cell. None: there is no room for it."""
@@ -54,25 +67,24 @@ class TransferJournal:
         if len(data) <= _ROOM:
             self._write(cell, data)
 
-    def _write(self, cell: int, data: bytes) -> None:
-        at = cell * CELL_BYTES
-        self._map[at : at + _LENGTH.size] = _LENGTH.pack(0)
-        self._map[at + _LENGTH.size : at + _LENGTH.size + len(data)] = data
-        self._map[at : at + _LENGTH.size] = _LENGTH.pack(len(data))
-
     def clear(self, cell: int) -> None:
         """Forget an entry, one's own or a leftover."""
-        at = cell * CELL_BYTES
-        self._map[at : at + _LENGTH.size] = _LENGTH.pack(0)
+        self._set_length(cell, 0)
         self._free.append(cell)
 
     def close(self) -> None:
         self._map.close()
 
+    def _write(self, cell: int, data: bytes) -> None:
+        start = cell * CELL_BYTES + _LENGTH.size
+        self._set_length(cell, 0)
+        self._map[start : start + len(data)] = data
+        self._set_length(cell, len(data))
+
+    def _set_length(self, cell: int, length: int) -> None:
+        _LENGTH.pack_into(self._map, cell * CELL_BYTES, length)
+
     def _read(self, cell: int) -> bytes | None:
-        at = cell * CELL_BYTES
-        (length,) = _LENGTH.unpack_from(self._map, at)
-        if not 0 < length <= _ROOM:
-            return None
-        start = at + _LENGTH.size
-        return self._map[start : start + length]
+        start = cell * CELL_BYTES + _LENGTH.size
+        (length,) = _LENGTH.unpack_from(self._map, cell * CELL_BYTES)
+        return self._map[start : start + length] if 0 < length <= _ROOM else None

@@ -19,7 +19,7 @@ class PrefillAnswered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PrefillFailed(msgspec.Struct, frozen=True, kw_only=True):
-    """No HTTP answer. `reason` is one of PREFILL_REFUSED, _RESET, _TIMEOUT."""
+    """No HTTP answer. `reason` is one of PREFILL_REFUSED, _UNREACHABLE, _RESET, _TIMEOUT."""
 
     reason: Reason
     seconds: float = 0.0

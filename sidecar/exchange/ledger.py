@@ -56,6 +56,8 @@ class Open(msgspec.Struct, kw_only=True):
     prefill_s: float | None = None
     prefill_reason: Reason | None = None
     """why the last prefill leg failed, if it did"""
+    kv_since: float | None = None
+    """since when prefill holds KV blocks for decode"""
 
 
 class Closed(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,8 +73,8 @@ class Closed(msgspec.Struct, frozen=True, kw_only=True):
     client_phase: str = ""
     entry: Entry | None = None
     prefill_s: float | None = None
-    is_orphaned: bool = False
-    """prefill handed KV over, and no decode instance was reached to take it"""
+    orphaned_since: float | None = None
+    """since when prefill holds KV for which no decode instance was reached; None: it holds none"""
     since: float = 0.0
     """when it was placed"""
 
@@ -157,6 +159,7 @@ class Ledger:
     def _placed(self, record: Placed, now: float) -> None:
         if record.exchange in self._ended:
             return  # its end overtook it
+        self._ran_on(record.exchange)
         before = self._open.pop(record.exchange, None)
         if before is not None:
             self._release(before)
@@ -171,6 +174,7 @@ class Ledger:
         entry.named = now
         if isinstance(record, PrefillEnded):
             entry.prefill_s, entry.prefill_reason = record.seconds, record.reason
+            entry.kv_since = now if record.has_kv else None
             entry.is_prefill_running = False
             self._prefill_over(entry)
         elif isinstance(record, Moved):
@@ -271,7 +275,7 @@ class Ledger:
             return msgspec.structs.replace(
                 ended,
                 prefill_s=entry.prefill_s,
-                is_orphaned=_is_orphaned(entry, log),
+                orphaned_since=None if _is_reached(log) else entry.kv_since,
                 since=entry.since,
             )
         if refused is not None:
@@ -356,16 +360,6 @@ def _reason(log: Entry) -> Reason | None:
 
 def _is_reached(log: Entry) -> bool:
     return bool(log.upstream) and not log.flags & {"UF", "UH", "UO"}
-
-
-def _is_handed_over(entry: Open) -> bool:
-    is_pair = entry.placed.mode is not None
-    return is_pair and entry.prefill_s is not None and entry.prefill_reason is None
-
-
-def _is_orphaned(entry: Open, log: Entry) -> bool:
-    """KV lies that prefill handed over and that no decode instance was reached to fetch."""
-    return _is_handed_over(entry) and not _is_reached(log)
 
 
 def _refused(record: Refused, log: Entry | None) -> Closed:

@@ -12,7 +12,7 @@ from sidecar.exchange.situation import Limits
 from sidecar.exchange.transfer import Transfer
 from sidecar.routing.instance import TransferMode
 from sidecar.routing.slots import Placement, Slot, Target
-from sidecar.wire import kv_notice, kv_transfer
+from sidecar.wire import kv_transfer
 from sidecar.wire.ext_proc import DESTINATION, STRIPPED, BodyReply, HeadersReply
 from sidecar.wire.openai import SUFFIX, Api, Fields, join
 
@@ -75,9 +75,8 @@ def _awaited_transfer(pair: kv_transfer.Pair, now: float) -> Transfer:
     return Transfer(
         transfer_id=pair.transfer_id,
         prefill=pair.prefill.instance.address,
-        since=now,
         decode=Slot(pair.decode.instance.address, pair.decode_rank),
-        notice=kv_notice.write_failed(pair.decode, pair.decode_rank, pair.transfer_id),
+        since=now,
     )
 
 

@@ -71,7 +71,6 @@ class Exchange:
         self._placement: Placement | None = None
         self._pair: kv_transfer.Pair | None = None
         self._prefill = PrefillLeg(exchange_id)
-        self._handed_over: openai.Fields | None = None
         self._spare: Target | None = None
         self._is_placed = False
         self._record: Placed | None = None
@@ -239,14 +238,12 @@ class Exchange:
     def _prefill_done(self, event: PrefillAnswered, effects: list[Effect]) -> list[Effect]:
         assert self._placement is not None
         assert self._placement.prefill is not None
-        handed_over = kv_transfer.handed_over(event.body) if event.body is not None else None
         if self._placement.mode is TransferMode.WRITE:
-            is_good = event.body is None or handed_over is not None
+            is_good = event.body is None or self._prefill.handed_over is not None
             return self._write_prefill_done(effects, is_good=is_good)
-        if handed_over is None:
+        if self._prefill.handed_over is None:
             # Prefill freed its blocks (it ended by EOS): it serves the request whole (design §6).
             return effects + self._serve_aggregated(self._placement.prefill)
-        self._handed_over = handed_over
         self.phase = Phase.CONFIRM
         return [*effects, Confirm(self._placement, self._demand())]
 
@@ -276,7 +273,7 @@ class Exchange:
             event,
             self._pair,
             self._limits,
-            self._handed_over,
+            self._prefill.handed_over,
             self._placed_metadata(),
         )
         return self._finish([*effects, Send(reply)], is_handed_over=True)
@@ -293,14 +290,16 @@ class Exchange:
 
     def _on_response(self, event: ResponseHeaders, _now: float) -> list[Effect]:
         if self.phase is Phase.DECODE_ALONE or not 200 <= event.status < 300:
-            # 504 is Envoy's: decode was given up, and may wait for prefill. Any other status says
-            # that decode has ended by itself, so prefill need not go on.
-            closed = (
-                [] if event.status == 504 or not self._prefill.is_running else self._prefill.close()
-            )
+            closed = self._prefill.close() if self._ends_prefill(event) else []
             return self._finish([Send(PassReply()), *closed], is_handed_over=True)
         self.phase = Phase.HELD
         return []
+
+    def _ends_prefill(self, event: ResponseHeaders) -> bool:
+        """Decode does not wait for it: it said so, or it never had the request. Where Envoy gave
+        decode up, or lost it, it may wait, and prefill goes on."""
+        is_over = not event.reason or event.reason in _UNREACHED
+        return self._prefill.is_running and is_over
 
     def _on_upload_refused(self, _event: ResponseHeaders, _now: float) -> list[Effect]:
         """Envoy answered by itself while the body was on its way: too slow, or too large."""
@@ -370,6 +369,9 @@ class Exchange:
     def _placed_metadata(self) -> dict[str, str]:
         assert self._record is not None
         return self._answers.metadata | self._answers.route | {"rec": trail(self._record)}
+
+
+_UNREACHED = (Reason.DECODE_REFUSED, Reason.INSTANCE_GONE, Reason.OVERLOADED)
 
 
 def _spare(target: Target | None) -> Spare | None:

@@ -7,9 +7,17 @@ from sidecar.exchange.reasons import Reason
 from sidecar.exchange.records import PrefillEnded
 from sidecar.exchange.situation import Limits
 from sidecar.routing.slots import Slot, Target, every_slot
+from sidecar.wire import kv_transfer
+from sidecar.wire.openai import Fields
 
-NEVER_BEGAN = frozenset((Reason.PREFILL_REFUSED, Reason.PREFILL_REJECTED))
+NEVER_BEGAN = frozenset(
+    (Reason.PREFILL_REFUSED, Reason.PREFILL_UNREACHABLE, Reason.PREFILL_REJECTED)
+)
 """prefill did no work, so nothing of it can still be on its way to decode"""
+_OF_THE_WHOLE = frozenset(
+    (Reason.PREFILL_REFUSED, Reason.PREFILL_UNREACHABLE, Reason.PREFILL_UNAVAILABLE)
+)
+"""no rank of the instance would do better"""
 _FINAL = frozenset((Reason.PREFILL_REJECTED, Reason.PREFILL_TIMEOUT))
 """another slot would answer the same, or there is no time left for it"""
 
@@ -38,6 +46,8 @@ class PrefillLeg:
         """of all attempts together, monotonic seconds"""
         self.attempt = 0
         self.is_running = False
+        self.handed_over: Fields | None = None
+        """the KV parameters of its answer"""
         self.failure: Reason | None = None
         """why the last attempt failed"""
         self.tried: frozenset[Slot] = frozenset()
@@ -60,7 +70,13 @@ class PrefillLeg:
     def end(self, event: Ended) -> list[Effect]:
         """It ended by itself."""
         reason = fault_of(event)
-        ended = self._ended(event.seconds, reason)
+        self.handed_over = None
+        has_kv = False
+        if isinstance(event, PrefillAnswered) and reason is None:
+            if event.body is not None:
+                self.handed_over = kv_transfer.handed_over(event.body)
+            has_kv = event.body is None or self.handed_over is not None
+        ended = self._ended(event.seconds, reason, has_kv=has_kv)
         if reason is None:
             return [*ended, *self._no_longer_awaited(is_answered=True)]
         return [*ended, *self._failed(is_certain=reason in NEVER_BEGAN)]
@@ -74,9 +90,14 @@ class PrefillLeg:
         """Nobody knows how it ended."""
         return [*self._ended(None, None), *self._failed(is_certain=False)]
 
-    def _ended(self, seconds: float | None, reason: Reason | None) -> list[Effect]:
+    def _ended(
+        self, seconds: float | None, reason: Reason | None, *, has_kv: bool = False
+    ) -> list[Effect]:
         self.is_running = False
-        return [Note(PrefillEnded(exchange=self._exchange, seconds=seconds, reason=reason))]
+        record = PrefillEnded(
+            exchange=self._exchange, seconds=seconds, reason=reason, has_kv=has_kv
+        )
+        return [Note(record)]
 
     def _no_longer_awaited(self, *, is_answered: bool) -> list[Effect]:
         transfer_id, self._awaited = self._awaited, None
@@ -94,6 +115,6 @@ class PrefillLeg:
         """The next attempt must not go there: the slot, or every rank of an instance that cannot
         be reached or runs nothing."""
         self.failure = reason
-        is_whole = reason in (Reason.PREFILL_REFUSED, Reason.PREFILL_UNAVAILABLE)
+        is_whole = reason in _OF_THE_WHOLE
         slots = every_slot(target.member.instance) if is_whole else frozenset((target.slot,))
         self.tried |= slots

@@ -34,6 +34,7 @@ class Reason(StrEnum):
     BODY_TOO_LARGE = "body_too_large"
     BODY_ENCODING = "body_encoding"
     PREFILL_REFUSED = "prefill_refused"
+    PREFILL_UNREACHABLE = "prefill_unreachable"
     PREFILL_RESET = "prefill_reset"
     PREFILL_ERROR = "prefill_error"
     PREFILL_UNAVAILABLE = "prefill_unavailable"
@@ -92,6 +93,9 @@ TABLE: dict[Reason, Row] = {
         "The body must not be compressed: send it without Content-Encoding.",
     ),
     Reason.PREFILL_REFUSED: Row(502, _PREFILL, _GATEWAY, "The prefill instance refused."),
+    Reason.PREFILL_UNREACHABLE: Row(
+        502, _PREFILL, _GATEWAY, "The prefill instance took no connection in time."
+    ),
     Reason.PREFILL_RESET: Row(
         502, _PREFILL, _GATEWAY, "The prefill instance broke the connection."
     ),

@@ -44,6 +44,8 @@ class PrefillEnded(msgspec.Struct, frozen=True, kw_only=True, tag="prefill"):
     """None: the leg was closed before it answered"""
     reason: Reason | None
     """None: prefill answered 200, or the leg was closed"""
+    has_kv: bool = False
+    """it holds KV blocks for decode"""
 
 
 class Moved(msgspec.Struct, frozen=True, kw_only=True, tag="moved"):

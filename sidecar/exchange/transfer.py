@@ -8,16 +8,14 @@ the slot is counted as having lost them.
 import msgspec
 
 from sidecar.routing.slots import Slot
-from sidecar.wire.kv_notice import Notice
 
 
-class Transfer(msgspec.Struct, frozen=True, kw_only=True):
+class Transfer(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     transfer_id: str
     prefill: str
     """the address of the instance that pushes"""
-    since: float
-    """monotonic seconds, when both legs were dispatched"""
     decode: Slot
     """whose blocks wait"""
-    notice: Notice | None
-    """what frees them; None: this engine would not understand it"""
+    since: float
+    """Monotonic seconds, when both legs were dispatched: an engine that has died since has neither
+    the blocks nor the transfer."""

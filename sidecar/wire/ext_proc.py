@@ -42,6 +42,8 @@ class RequestBody(msgspec.Struct, frozen=True):
 
 class ResponseHeaders(msgspec.Struct, frozen=True):
     status: int
+    reason: str = ""
+    """`x-pd-error` of Envoy's own answers; empty: the engine's"""
 
 
 class Unexpected(msgspec.Struct, frozen=True):
@@ -102,7 +104,11 @@ def decode(data: bytes) -> Message:
     if kind == "request_body":
         return RequestBody(request.request_body.body)
     if kind == "response_headers":
-        return ResponseHeaders(_status(request.response_headers))
+        headers = _headers(request.response_headers)
+        status = headers.get(":status", "")
+        return ResponseHeaders(
+            int(status) if status.isdecimal() else 0, headers.get("x-pd-error", "")
+        )
     return Unexpected(str(kind))
 
 
@@ -113,14 +119,6 @@ def _headers(message: pb.HttpHeaders) -> dict[str, str]:
         seen = headers.get(header.key)
         headers[header.key] = value if seen is None else f"{seen},{value}"
     return headers
-
-
-def _status(message: pb.HttpHeaders) -> int:
-    for header in message.headers.headers:
-        if header.key == ":status":
-            text = header.raw_value.decode("latin-1") or header.value
-            return int(text) if text.isdecimal() else 0
-    return 0
 
 
 def encode(reply: Reply) -> bytes:

@@ -31,6 +31,7 @@ class World:
             lambda slot, is_freed: self.freed.append((slot, is_freed)),
             self if is_allowed else None,
             self.find,
+            defer_s=60.0,
         )
 
     async def send(self, addresses: Iterable[str], payload: bytes) -> bool:
@@ -85,7 +86,7 @@ def closed(**what: object) -> Closed:
 async def test_orphaned_kv_is_released_at_prefill() -> None:
     """Once, to the rank that holds it."""
     world = World()
-    world.orphans.closed(closed(is_orphaned=True))
+    world.orphans.closed(closed(orphaned_since=11.0), 12.0)
     assert await world.counted() == [(P, True)]
     (notice,) = world.told
     assert notice[0] == ("tcp://10.0.0.1:61006",)
@@ -103,8 +104,20 @@ async def test_orphaned_kv_is_released_at_prefill() -> None:
 )
 async def test_what_may_not_be_told_is_counted(world: World) -> None:
     """At the engine that keeps the blocks."""
-    world.orphans.closed(closed(is_orphaned=True))
+    world.orphans.closed(closed(orphaned_since=11.0), 12.0)
     assert (world.freed, world.told) == ([(P, False)], [])
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("age_s", "is_told"), [(29.0, True), (31.0, False)])
+async def test_what_prefill_may_have_freed_by_itself_is_not_released(
+    age_s: float, is_told: bool
+) -> None:
+    """After half of its `defer_timeout`: a notice that waited would come too late."""
+    world = World()
+    world.orphans.closed(closed(orphaned_since=11.0), 11.0 + age_s)
+    assert await world.counted() == [(P, is_told)]
+    assert len(world.told) == is_told
 
 
 @pytest.mark.asyncio
@@ -113,7 +126,7 @@ async def test_a_new_life_of_prefill_is_told_nothing(alive_since: float | None) 
     """It never had the transfer, and would keep the notice for ever."""
     world = World()
     world.alive_since = alive_since
-    world.orphans.closed(closed(is_orphaned=True))
+    world.orphans.closed(closed(orphaned_since=11.0), 12.0)
     assert (world.freed, world.told) == ([(P, False)], [])
 
 
@@ -121,6 +134,6 @@ async def test_a_new_life_of_prefill_is_told_nothing(alive_since: float | None) 
 async def test_an_exchange_that_left_nothing_is_no_concern() -> None:
     """The common case."""
     world = World()
-    world.orphans.closed(closed())
+    world.orphans.closed(closed(), 12.0)
     assert (world.freed, world.told) == ([], [])
     await world.orphans.close()

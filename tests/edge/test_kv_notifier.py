@@ -74,7 +74,7 @@ async def test_nobody_there_is_said_and_nothing_is_queued(rank: Rank, address: s
 
 @pytest.mark.asyncio
 async def test_an_engine_that_is_slow_to_listen_is_waited_for(rank: Rank) -> None:
-    """Within the limit."""
+    """Within the limit, which is short: who it is must be looked up anew before it is long."""
     port = free_port()
     notifier = KvNotifier(connect_s=10)
     send = asyncio.create_task(notifier.send([f"tcp://127.0.0.1:{port}"], b"notice"))

@@ -8,6 +8,7 @@ import pytest
 
 from sidecar.edge import transfer_journal
 from sidecar.edge.transfer_journal import CELL_BYTES, TransferJournal
+from sidecar.errors import StartError
 
 
 @pytest.fixture
@@ -67,6 +68,27 @@ def test_no_room_is_said(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "2 of 2" in repr(journal)
     journal.clear(cells[0])
     assert journal.put(b"z") == cells[0]
+
+
+def test_a_full_disk_is_a_clear_fault_not_a_signal(path: Path) -> None:
+    """A hole in a mapped file would end the worker at some later put."""
+    full = Path("/dev/full")
+    with pytest.raises(StartError, match=r"/dev/full: "):
+        TransferJournal(full)
+    TransferJournal(path)
+    assert path.stat().st_blocks * 512 >= transfer_journal.CELLS * CELL_BYTES
+
+
+def test_what_a_worker_left_that_is_no_more_is_taken_over(path: Path, tmp_path: Path) -> None:
+    """Into the file of one that is there; the other file goes."""
+    other = tmp_path / "transfers.w7"
+    TransferJournal(other).put(b"theirs")
+    journal = TransferJournal(path)
+    journal.put(b"ours")
+    journal.take_over(other)
+    assert list(journal.leftovers.values()) == [b"theirs"]
+    assert not other.exists()
+    assert sorted(TransferJournal(path).leftovers.values()) == [b"ours", b"theirs"]
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 4096, b"short"])

@@ -100,7 +100,8 @@ def read(line: str) -> Event:
     if word == "prefill":
         return ANSWERS[rest]
     if word == "decode":
-        return ResponseHeaders(int(rest))
+        status, _, reason = rest.partition(" ")
+        return ResponseHeaders(int(status), reason)
     if line.startswith("client left"):
         late = line.removeprefix("client left").removeprefix(" as prefill said ")
         return ClientLeft(prefill=ANSWERS[late] if late else None)

@@ -51,7 +51,7 @@ def placed(
 
 
 def prefill_ended(exchange: str = "e", reason: Reason | None = None) -> PrefillEnded:
-    return PrefillEnded(exchange=exchange, seconds=0.5, reason=reason)
+    return PrefillEnded(exchange=exchange, seconds=0.5, reason=reason, has_kv=reason is None)
 
 
 def replied(exchange: str = "e", reason: Reason | None = None, **what: object) -> Replied:
@@ -345,6 +345,19 @@ def test_a_workers_greeting_says_all_that_still_runs_on() -> None:
     assert ledger.in_flight == {AT_PREFILL: 1, AT_DECODE: 1}
 
 
+def test_a_greeting_before_its_placement_holds_prefill_once() -> None:
+    """What was queued while control was away comes after it."""
+    ledger = Ledger(REPORT_S)
+    running = placed(mode=WRITE)
+    ledger.greet(Hello(worker=0, pid=1, running_on=(running,)), 1.0)
+    for record in (running, left()):
+        ledger.note(record, 2.0)
+    assert ledger.in_flight == {AT_PREFILL: 1}
+    ledger.note(prefill_ended(), 3.0)
+    ledger.report(entry("e", "DC", status=0), 3.0)
+    assert (ledger.in_flight, len(ledger)) == ({}, 0)
+
+
 # --- who served, and what was left
 
 
@@ -383,6 +396,9 @@ def test_a_spare_that_was_not_needed_serves_nothing() -> None:
         (prefill_ended(), entry("e", "DC", upstream="10.0.0.1:1"), False),
         (prefill_ended("e", Reason.PREFILL_RESET), entry("e", "DC", status=0), False),
         (PrefillEnded(exchange="e", seconds=None, reason=None), entry("e", "DC"), False),
+        (PrefillEnded(exchange="e", seconds=0.5, reason=None), entry("e", "DC"), False),
+        (prefill_ended(), entry("e", "UO", status=503, upstream="10.0.0.1:1"), True),
+        (prefill_ended(), entry("e", "UH", status=503, upstream="10.0.0.1:1"), True),
     ],
 )
 def test_kv_is_orphaned_that_prefill_committed_and_no_decode_was_reached_for(
@@ -391,7 +407,7 @@ def test_kv_is_orphaned_that_prefill_committed_and_no_decode_was_reached_for(
     """Only what is certain: a decode that was reached may have fetched it."""
     closed = noted(placed(mode=mode), ended, replied()).report(log, 1.0)
     assert closed is not None
-    assert closed.is_orphaned is is_orphaned
+    assert closed.orphaned_since == (0.0 if is_orphaned else None)
 
 
 # --- any order

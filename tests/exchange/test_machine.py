@@ -293,7 +293,8 @@ def test_read_sends_decode_when_prefill_has_handed_over() -> None:
     assert params["remote_block_ids"] == [[1, 2]]
     assert driver.body_reply.clears_route
     assert driver.body_reply.set_headers["x-pd-answer"] == "stream"
-    assert driver.prefill_ends == [PrefillEnded(exchange=ID, seconds=0.5, reason=None)]
+    ended = PrefillEnded(exchange=ID, seconds=0.5, reason=None, has_kv=True)
+    assert driver.prefill_ends == [ended]
     assert driver.replied == Replied(exchange=ID, is_handed_over=True)
     assert driver.has_ended
 
@@ -454,10 +455,20 @@ def test_write_lets_go_when_prefills_body_is_late() -> None:
     assert isinstance(driver.sent[-1], PassReply)
 
 
-@pytest.mark.parametrize("status", [199, 300, 404, 503])
-def test_write_decode_that_is_not_2xx_passes_at_once_and_closes_prefill(status: int) -> None:
-    """The client gets decode's own answer; prefill is aborted; nothing waits."""
-    driver = writing(ResponseHeaders(status))
+@pytest.mark.parametrize(
+    "event",
+    [
+        *(ResponseHeaders(status) for status in (199, 300, 404, 503, 504)),
+        *(
+            ResponseHeaders(503, reason)
+            for reason in ("decode_refused", "instance_gone", "overloaded")
+        ),
+    ],
+)
+def test_write_decode_that_is_not_2xx_passes_at_once_and_closes_prefill(event: Event) -> None:
+    """The client gets decode's own answer, or hears that it was not reached; prefill is aborted,
+    for nothing waits."""
+    driver = writing(event)
     assert isinstance(driver.sent[-1], PassReply)
     assert ClosePrefill() in driver.effects
     assert EndTransfer(f"tx-{ID}-1", is_answered=False) in driver.effects
@@ -507,7 +518,9 @@ def test_write_prefill_failure_answers_the_client_and_aborts_decode(
         (PREFILL_WITHOUT_KV, EndTransfer(TX, is_answered=True)),
     ],
 )
-@pytest.mark.parametrize("before", [(), (OK,), (ClientLeft(),), (ResponseHeaders(504),)])
+@pytest.mark.parametrize(
+    "before", [(), (OK,), (ClientLeft(),), (ResponseHeaders(504, "decode_timeout"),)]
+)
 def test_write_says_whether_decode_will_get_its_blocks(
     before: tuple[Event, ...], failure: Event, transfer: object
 ) -> None:
@@ -534,9 +547,12 @@ def test_write_prefill_goes_on_without_its_client(before: tuple[Event, ...]) -> 
     assert driver.exchange.open_record is None
 
 
-def test_write_a_decode_that_envoy_gave_up_leaves_prefill_running() -> None:
-    """504 is no answer of decode's: it may still wait for prefill's push."""
-    driver = writing(ResponseHeaders(504))
+@pytest.mark.parametrize(
+    "event", [ResponseHeaders(504, "decode_timeout"), ResponseHeaders(503, "decode_reset")]
+)
+def test_write_a_decode_that_envoy_gave_up_leaves_prefill_running(event: Event) -> None:
+    """No answer of decode's own: it may still wait for prefill's push."""
+    driver = writing(event)
     assert isinstance(driver.sent[-1], PassReply)
     assert driver.exchange.phase is Phase.PREFILL_ALONE
     assert driver.replied.is_handed_over
@@ -571,7 +587,8 @@ def test_without_a_second_host_envoy_retries_nothing() -> None:
 @pytest.mark.parametrize(
     ("late", "ended"),
     [
-        (PREFILL_OK, PrefillEnded(exchange=ID, seconds=0.5, reason=None)),
+        (PREFILL_OK, PrefillEnded(exchange=ID, seconds=0.5, reason=None, has_kv=True)),
+        (PREFILL_WITHOUT_KV, PrefillEnded(exchange=ID, seconds=0.5, reason=None)),
         (RESET, PrefillEnded(exchange=ID, seconds=0.1, reason=Reason.PREFILL_RESET)),
         (None, PrefillEnded(exchange=ID, seconds=None, reason=None)),
     ],
@@ -764,6 +781,7 @@ steps = st.sampled_from(
         REFUSED,
         TIMEOUT,
         UNAVAILABLE,
+        ResponseHeaders(504, "decode_timeout"),
         ResponseHeaders(504),
         ClientLeft(),
         ClientLeft(prefill=PREFILL_OK),

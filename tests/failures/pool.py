@@ -5,10 +5,12 @@ from typing import Any
 
 from tests.e2e.stack import Engine, Stack, http, until
 
-DEFER_S = 1.5
+DEFER_S = 3.0
 """the engines' `defer_timeout`: prefill frees what nobody fetches after this"""
-PUSH_LIMIT_S = 0.4
+PUSH_LIMIT_S = 1.5
 """`engine.transfer_timeout_s`: decode is told no earlier that nothing will be pushed"""
+SLACK_S = 1.0
+"""for a busy machine; less than what tells one way of freeing blocks from another"""
 SETTLE_S = 3.0
 """records, log entries and their batches are all in by then"""
 LIMITS: dict[str, Any] = {
@@ -99,12 +101,16 @@ class Pool:
         stack = self.stack
         until(lambda: stack.exchanges() == [], "no exchange is open", SETTLE_S)
         until(lambda: stack.in_flight() == {"prefill": 0, "decode": 0}, "slots free", SETTLE_S)
-        until(lambda: not self.held(), "no block is held", freed_within_s + SETTLE_S)
+        until(lambda: not self.held(), "no block is held", freed_within_s + SLACK_S)
         for engine in self.engines:
             state = engine.state()
             assert not state["is_dead"], state["cause_of_death"]
             assert not state["notify_threads_dead"], state["errors"]
             assert not state["early_releases"], "a release for a transfer that was not there"
+
+    def told(self) -> int:
+        """Transfers that decode engines gave up because we told them."""
+        return sum(engine.state()["failed_by_notify"] for engine in self.decode)
 
     def held(self) -> dict[str, dict[str, int]]:
         """By engine: requests and blocks, those of them that are not zero."""

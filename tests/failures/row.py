@@ -28,6 +28,8 @@ class Expected:
     """what becomes of KV blocks, in words"""
     freed_within_s: float = 1.0
     """no engine holds any by then"""
+    told_after_s: float | None = None
+    """WRITE: decode hears from us, so long after its client; None: it does not"""
     counts: Counts = field(default_factory=dict)
     """what else moves by one"""
     body: Mapping[str, Any] | None = None

@@ -16,13 +16,21 @@ NOBODY_FETCHES = {
     "blocks": "prefill frees its blocks after its `defer_timeout`",
     "freed_within_s": DEFER_S,
 }
-TOLD_AT_ONCE = {"blocks": "decode's blocks are freed at once by a notice, or orphaned"}
+TOLD_AT_ONCE = {
+    "blocks": "decode's blocks are freed at once by a notice, or orphaned",
+    "freed_within_s": 0.3,
+    "told_after_s": 0.0,
+}
 TOLD_LATER = {
     "blocks": "decode's blocks are freed by a later notice, or orphaned",
     "freed_within_s": PUSH_LIMIT_S,
+    "told_after_s": PUSH_LIMIT_S,
 }
 PUSHED = {"blocks": "decode's blocks are free when prefill has pushed"}
 RELEASED = {"blocks": "prefill's blocks are freed by a notice, or orphaned"}
+CLOSED = {
+    "blocks": "prefill is closed; had it ended, its blocks are freed by a notice, or orphaned"
+}
 
 FREED: Counts = {"released_transfers_total": {}}
 
@@ -171,7 +179,8 @@ PREFILL_ROWS = [
         arrange=all_prefill("reset", when="after"),
         expected={
             READ: failed(502, "prefill_reset", **NOBODY_FETCHES),
-            WRITE: failed(502, "prefill_reset", **PUSHED),
+            # Decode is told all the same: that the push came nobody says.
+            WRITE: failed(502, "prefill_reset", counts=FREED, **PUSHED),
         },
     ),
     Row(
@@ -260,9 +269,7 @@ DECODE_ROWS = [
                 counts=FREED,
                 **RELEASED,
             ),
-            WRITE: Expected(
-                status=503, reason="decode_refused", outcome="decode_failed", **RELEASED
-            ),
+            WRITE: Expected(status=503, reason="decode_refused", outcome="decode_failed", **CLOSED),
         },
     ),
     Row(

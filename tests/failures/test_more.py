@@ -137,8 +137,8 @@ def test_the_exchanges_of_a_killed_envoy_are_lost(pool_of: Callable[..., Pool], 
 def test_a_prefill_engine_that_dies_before_it_pushed(pool_of: Callable[..., Pool]) -> None:
     """WRITE: prefill had answered, so decode's answer was let go; then nobody pushes. The stream is
     cut by its own limit, and decode is told when prefill is known to have died."""
-    pool = pool_of("WRITE")
-    pool.fault(pool.decode, "decode", "slow", delay_s=0.5)
+    pool = pool_of("WRITE", decode={"headers_timeout_s": 4.0, "idle_timeout_s": 4.0})
+    pool.fault(pool.decode, "decode", "slow", delay_s=1.5)
     with ThreadPoolExecutor(1) as executor:
         future = executor.submit(ask, pool)
         until(lambda: any(e.state()["held_transfers"] for e in pool.prefill), "prefill answered")

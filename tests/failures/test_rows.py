@@ -3,18 +3,21 @@ nothing is held afterwards."""
 
 import json
 from collections.abc import Callable, Iterator
+from time import monotonic
 
 import pytest
 
 from sidecar.sim.model import expected_text
 from tests.e2e.stack import until
 from tests.failures.asking import Client, Ended
-from tests.failures.pool import SETTLE_S, Pool
+from tests.failures.pool import SETTLE_S, SLACK_S, Pool
 from tests.failures.row import STREAMED, Expected, Row
 from tests.failures.rows import ROWS
 
 pytestmark = pytest.mark.e2e
 
+EARLIER_S = 0.5
+"""prefill may have failed so long before its client hears of it"""
 PROMPT, TOKENS = "Nothing hangs, nothing leaks", 6
 SHARED = [row for row in ROWS if not row.has_own_pool]
 OWN = [row for row in ROWS if row.has_own_pool]
@@ -80,13 +83,25 @@ def meets(pool: Pool, row: Row, answer: str) -> None:
     watched = watched_counts(expected)
     before = [pool.count(family, labels) for family, labels, _ in watched]
     bad_lines = pool.bad_log_lines()
+    told = 0 if expected.told_after_s is None else pool.told()
     for _ in range(row.requests):
         check_answer(ask(pool, row, answer), expected)
+    check_notice(pool, expected, told)
     for (family, labels, by), was in zip(watched, before, strict=True):
         by = by * row.requests if family == "requests_total" else by
         moves(pool, family, labels, was + by, SETTLE_S + expected.freed_within_s)
     pool.wait_at_rest(expected.freed_within_s)
     assert pool.bad_log_lines() == bad_lines
+
+
+def check_notice(pool: Pool, expected: Expected, before: int) -> None:
+    """Decode is told when it may be, not before: bytes of a push could still be on their way."""
+    after_s = expected.told_after_s
+    if after_s is None:
+        return
+    answered = monotonic()
+    until(lambda: pool.told() > before, "decode is told", after_s + SLACK_S)
+    assert monotonic() - answered > after_s - EARLIER_S
 
 
 def moves(pool: Pool, family: str, labels: dict[str, str], to: float, within_s: float) -> None:
