@@ -53,13 +53,16 @@ class PrefillClient:
                     seconds=perf_counter() - started,
                 )
         except aiohttp.ConnectionTimeoutError:
-            reason = Reason.PREFILL_REFUSED
+            # Of the two limits aiohttp does not say which one it was.
+            is_connects = self._connect_timeout_s < leg.timeout_s
+            reason = Reason.PREFILL_UNREACHABLE if is_connects else Reason.PREFILL_TIMEOUT
         except TimeoutError:
             reason = Reason.PREFILL_TIMEOUT
         except aiohttp.ClientConnectorError as error:
             if error.os_error.errno in _OUR_FAULT:
                 raise error.os_error from None
-            reason = Reason.PREFILL_REFUSED
+            is_late = error.os_error.errno == errno.ETIMEDOUT  # the kernel gave up before we did
+            reason = Reason.PREFILL_UNREACHABLE if is_late else Reason.PREFILL_REFUSED
         except aiohttp.ClientError:
             reason = Reason.PREFILL_RESET
         return PrefillFailed(reason=reason, seconds=perf_counter() - started)

@@ -22,6 +22,8 @@ from sidecar.telemetry.metrics import Metrics
 from sidecar.wire.access_log import Entry
 
 P, P2, D, D2 = Slot("p:1", 3), Slot("p:2", 0), Slot("d:1", 0), Slot("d:2", 0)
+LIMIT_S = 10.0
+"""of the prefill phase"""
 READ, WRITE = TransferMode.READ, TransferMode.WRITE
 ON_P = {"instance": "p:1", "dp_rank": "3"}
 ON_D = {"instance": "d:1", "dp_rank": "0"}
@@ -32,7 +34,7 @@ class Books:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.accounting = Accounting(Ledger(10.0), Metrics(self.registry, "0"))
+        self.accounting = Accounting(Ledger(10.0), Metrics(self.registry, "0"), LIMIT_S)
 
     def note(self, *records: Record) -> "Books":
         self.accounting.batch(Batch(records=records), 0.0)
@@ -269,7 +271,7 @@ def test_open_exchanges_are_shown_with_what_they_hold() -> None:
 
 def test_each_prefill_leg_is_evidence_of_the_instance_it_ran_on() -> None:
     """The first attempt's failure and the second one's success, each with its own instance and
-    the time it was placed; a closed leg is none."""
+    the time it was placed; a closed leg is none, nor one that got half the time."""
     books = Books()
     told: list[Evidence] = []
     books.accounting.on_evidence = told.append
@@ -280,6 +282,9 @@ def test_each_prefill_leg_is_evidence_of_the_instance_it_ran_on() -> None:
     books.accounting.note(placed(name="left"), 5.0)
     closed = PrefillEnded(exchange="left", seconds=None, reason=None)
     books.accounting.note(closed, 6.0)
+    books.accounting.note(placed(prefill=P2), 7.0)
+    late = prefill_ended(LIMIT_S / 2, Reason.PREFILL_TIMEOUT)
+    books.accounting.note(late, 8.0)
     assert told == [
         Evidence(where="p:1", failure=Failure.REFUSED, placed_at=1.0),
         Evidence(where="p:2", failure=None, placed_at=3.0),

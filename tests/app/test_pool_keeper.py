@@ -32,7 +32,7 @@ class Kept:
     def __init__(self, static_models: dict[str, tuple[str, ...]] | None = None) -> None:
         self.registry = CollectorRegistry()
         self.metrics = Metrics(self.registry, "0")
-        self.accounting = Accounting(Ledger(10.0), self.metrics)
+        self.accounting = Accounting(Ledger(10.0), self.metrics, 600.0)
         pool = Registry(TTL_S, linger_s=LINGER_S)
         self.keeper = PoolKeeper(pool, self.accounting, self.metrics, static_models or {})
         self.out: list[tuple[str, object]] = []

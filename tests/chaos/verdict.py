@@ -28,7 +28,13 @@ REASONS = {
         "decode_reset",
         "instance_gone",
     ),
-    502: ("prefill_refused", "prefill_error", "prefill_reset", "prefill_without_kv"),
+    502: (
+        "prefill_refused",
+        "prefill_unreachable",
+        "prefill_error",
+        "prefill_reset",
+        "prefill_without_kv",
+    ),
     504: ("prefill_timeout", "decode_timeout"),
 }
 """What an engine, a worker or a pool that is away may cause. Not here: `refused` (Envoy could not

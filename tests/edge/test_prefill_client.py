@@ -16,6 +16,7 @@ from sidecar.exchange.effects import StartPrefill
 from sidecar.exchange.events import PrefillAnswered, PrefillFailed
 from sidecar.exchange.reasons import Reason
 
+CONNECT_LIMIT_S = 1.0
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -28,7 +29,7 @@ def leg(url: str, *, timeout_s: float = 5, body_timeout_s: float | None = None) 
 
 @pytest_asyncio.fixture
 async def client() -> AsyncIterator[PrefillClient]:
-    made = PrefillClient(connect_timeout_s=1)
+    made = PrefillClient(CONNECT_LIMIT_S)
     yield made
     await made.close()
 
@@ -133,6 +134,48 @@ async def test_nobody_listens(client: PrefillClient) -> None:
     assert isinstance(failed, PrefillFailed)
     assert failed.reason is Reason.PREFILL_REFUSED
     assert failed.seconds < 1
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("timeout_s", "reason"),
+    [(5.0, Reason.PREFILL_UNREACHABLE), (0.3, Reason.PREFILL_TIMEOUT)],
+    ids=["its own limit", "what is left of the whole"],
+)
+async def test_a_connection_that_nobody_accepts(
+    client: PrefillClient, timeout_s: float, reason: Reason
+) -> None:
+    """Not refused: the backlog of an engine that lives may be full. Where less time is left than a
+    connection may take, it is the request's limit that is over."""
+    with socket.socket() as full, socket.socket() as first, socket.socket() as second:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for waiting in (first, second):
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        url = f"http://127.0.0.1:{full.getsockname()[1]}/x"
+        failed = await client.send(leg(url, timeout_s=timeout_s))
+    assert isinstance(failed, PrefillFailed)
+    assert failed.reason is reason
+    assert failed.seconds == pytest.approx(min(timeout_s, CONNECT_LIMIT_S), abs=0.25)
+
+
+@pytest.mark.asyncio
+async def test_no_route_is_refused_and_the_kernels_patience_is_not(
+    client: PrefillClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first is known at once; the second is a connection that timed out."""
+    failed = await client.send(leg("http://255.255.255.255:80/x"))
+    assert isinstance(failed, PrefillFailed)
+    assert failed.reason is Reason.PREFILL_REFUSED
+
+    async def late(*_: object, **__: object) -> None:
+        raise OSError(errno.ETIMEDOUT, "Connection timed out")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "sock_connect", late)
+    failed = await client.send(leg("http://127.0.0.1:1/x"))
+    assert isinstance(failed, PrefillFailed)
+    assert failed.reason is Reason.PREFILL_UNREACHABLE
 
 
 @pytest.mark.asyncio

@@ -149,6 +149,13 @@ def test_a_refused_connection_is_told_of_the_host_that_refused(edge: Edge) -> No
     assert (told.where, told.failure) == (dead, Failure.REFUSED)
 
 
+def test_a_host_that_no_route_leads_to_is_refused(edge: Edge) -> None:
+    """At once and in words: nobody serves there."""
+    nowhere = "255.255.255.255:80"
+    (told,) = told_of(edge, nowhere)
+    assert (told.where, told.failure) == (nowhere, Failure.REFUSED)
+
+
 def test_a_retried_refusal_is_told_of_both_hosts(edge: Edge) -> None:
     """The request was served: the first host refused all the same, the second one served."""
     dead, good = f"127.0.0.1:{free_port()}", edge.engine.address
@@ -157,8 +164,9 @@ def test_a_retried_refusal_is_told_of_both_hosts(edge: Edge) -> None:
     assert len(told) == 2
 
 
-def test_a_connection_that_nobody_accepts_is_refused(edge: Edge) -> None:
-    """The backlog is full, or the machine is gone: unreachable is as good as refused."""
+def test_a_connection_that_nobody_accepts_is_a_timeout(edge: Edge) -> None:
+    """The machine is gone, or the backlog is full for a moment: not refused, which one engine after
+    another would be thrown out for in a burst."""
     with socket.socket() as full, socket.socket() as first, socket.socket() as second:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
@@ -167,7 +175,7 @@ def test_a_connection_that_nobody_accepts_is_refused(edge: Edge) -> None:
             waiting.connect_ex(full.getsockname())
         address = f"127.0.0.1:{full.getsockname()[1]}"
         (told,) = told_of(edge, address)
-    assert (told.where, told.failure) == (address, Failure.REFUSED)
+    assert (told.where, told.failure) == (address, Failure.TIMEOUT)
     assert told.placed_at == pytest.approx(NOW - CONNECT_LIMIT_S, abs=0.3)
 
 

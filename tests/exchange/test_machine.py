@@ -50,6 +50,7 @@ from sidecar.wire.ext_proc import (
 OK, NOT_FOUND = ResponseHeaders(200), ResponseHeaders(404)
 RESET = PrefillFailed(reason=Reason.PREFILL_RESET, seconds=0.1)
 REFUSED = PrefillFailed(reason=Reason.PREFILL_REFUSED, seconds=0.1)
+UNREACHABLE = PrefillFailed(reason=Reason.PREFILL_UNREACHABLE, seconds=5.0)
 TIMEOUT = PrefillFailed(reason=Reason.PREFILL_TIMEOUT, seconds=9.0)
 TX = f"tx-{ID}-1"
 UNAVAILABLE = PrefillAnswered(status=503, body=b"Generation is paused.", seconds=0.1)
@@ -331,7 +332,7 @@ def test_read_prefill_without_kv_serves_the_request_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    "failure", [RESET, REFUSED, ERROR_500, PrefillAnswered(status=307, body=b"")]
+    "failure", [RESET, REFUSED, UNREACHABLE, ERROR_500, PrefillAnswered(status=307, body=b"")]
 )
 def test_read_prefill_failure_is_tried_on_another_slot_with_a_fresh_transfer_id(
     failure: Event,
@@ -346,7 +347,8 @@ def test_read_prefill_failure_is_tried_on_another_slot_with_a_fresh_transfer_id(
     tried = driver.demands[1]
     assert tried is not None
     whole = every_slot(prefill().member.instance)
-    assert tried.excluded == (whole if failure is REFUSED else frozenset({prefill().slot}))
+    is_whole = failure in (REFUSED, UNREACHABLE)
+    assert tried.excluded == (whole if is_whole else frozenset({prefill().slot}))
     driver.feed(PREFILL_OK)
     assert len(driver.records(Placed)) == 2
     assert len(driver.prefill_ends) == 2
@@ -358,6 +360,7 @@ def test_read_prefill_failure_is_tried_on_another_slot_with_a_fresh_transfer_id(
     [
         (RESET, 502, "prefill_reset"),
         (REFUSED, 502, "prefill_refused"),
+        (UNREACHABLE, 502, "prefill_unreachable"),
         (UNAVAILABLE, 503, "prefill_unavailable"),
         (ERROR_500, 502, "prefill_error"),
     ],
@@ -508,6 +511,7 @@ def test_write_prefill_failure_answers_the_client_and_aborts_decode(
     ("failure", "transfer"),
     [
         (REFUSED, FailTransfer(TX, is_certain=True)),
+        (UNREACHABLE, FailTransfer(TX, is_certain=True)),
         (REJECTED, FailTransfer(TX, is_certain=True)),
         (CANNOT, FailTransfer(TX, is_certain=True)),
         (UNAVAILABLE, FailTransfer(TX, is_certain=False)),
