@@ -2,8 +2,9 @@
 
 Knows no registry and no rule of readiness: what it finds goes to callbacks, with the generation it
 was asked for. Invariants: one instance has at most one probe under way; a slow one delays no other;
-what an instance is (`on_described`) is reported before its first good probe, so that nothing is
-placed on it as an engine of unknown model while the answer is on its way.
+what an instance is (`on_described`) is reported before its first good probe, known or not, so that
+nothing is placed on it as an engine of unknown model while the answer is on its way, or as what was
+there before. It is asked anew after each probe that was not good: another engine may have come.
 
 Those that answered well keep their pace whatever else is watched; the others share a budget, so
 that a flood of registrations that lead nowhere costs no ready instance its probe in time.
@@ -53,11 +54,16 @@ RESOLVER_THREADS = 8
 
 _OUR_FAULT = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
 """a connect that failed for want of something on this machine says nothing of the instance"""
+_CONNECT_FAULTS: dict[int | None, ProbeOutcome] = {
+    errno.ECONNREFUSED: ProbeOutcome.REFUSED,
+    errno.ETIMEDOUT: ProbeOutcome.TIMEOUT,  # the kernel gave up before we did
+}
+"""all others say that no answer came, and not that nobody listens"""
 
 OnProbe = Callable[[str, int, ProbeOutcome], None]
 """(address, generation, outcome)"""
 OnDescribed = Callable[[str, int, Version | None, tuple[str, ...]], None]
-"""(address, generation, version or unknown, models or unknown), whenever that changed"""
+"""(address, generation, version or unknown, models or unknown), first and whenever that changed"""
 OnResolved = Callable[[str, int, str | None], None]
 """(address, generation, `ip:port` or not resolvable), first and whenever that changed"""
 Resolve = Callable[[str, int], Awaitable[list[str]]]
@@ -101,27 +107,27 @@ class Prober:
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
         )
-        self._watched: dict[str, tuple[int, asyncio.Task[None]]] = {}
+        self._watched: dict[str, tuple[_Watch, asyncio.Task[None]]] = {}
 
     def __repr__(self) -> str:
         return f"Prober({len(self._watched)} instances, every {self.interval_s} s)"
 
     def watch(self, targets: Iterable[ProbeTarget]) -> None:
         """From now on probe exactly these. One that is new, or of a new generation, is probed at
-        once; the others keep their pace."""
+        once; the others keep their pace. To be called from callbacks as well."""
         wanted = {target.address: target for target in targets}
         for address in self._watched.keys() - wanted.keys():
             self._watched.pop(address)[1].cancel()
             self._lookups.pop(address.rpartition(":")[0], None)
         for address, target in wanted.items():
-            before = self._watched.get(address)
-            if before is not None and before[0] == target.generation:
+            before, old = self._watched.get(address, (None, None))
+            if before is not None and before.generation == target.generation:
                 continue
-            old = before[1] if before is not None else None
             if old is not None:
                 old.cancel()
-            task = asyncio.create_task(_Watch(self, target).run(old), name=f"probe {address}")
-            self._watched[address] = (target.generation, task)
+            watch = _Watch(self, target, before.ip if before is not None else None)
+            task = asyncio.create_task(watch.run(old), name=f"probe {address}")
+            self._watched[address] = (watch, task)
 
     @contextlib.asynccontextmanager
     async def turn(self, is_good: bool) -> AsyncIterator[None]:
@@ -189,17 +195,19 @@ class Prober:
 class _Watch:
     """One instance in one life: its pace, its endpoint, and what is known of it."""
 
-    def __init__(self, prober: Prober, target: ProbeTarget) -> None:
+    def __init__(self, prober: Prober, target: ProbeTarget, ip: str | None) -> None:
+        """`ip`: where its name led in an earlier life, if anywhere."""
         url = URL(target.base_url)
         self._prober = prober
         self._address = target.address
-        self._generation = target.generation
+        self.generation = target.generation
+        self.ip = ip
         self._scheme = url.scheme
         self._host = url.host or ""
         self._port = url.port or 80
-        self._ip: str | None = None
         self._resolved_at: float | None = None
-        self._known: tuple[Version | None, tuple[str, ...]] = (None, ())
+        self._known: tuple[Version | None, tuple[str, ...]] | None = None
+        """None: not reported yet"""
         self._good = 0
         self._was_ok = True
         self._is_good = False
@@ -227,20 +235,21 @@ class _Watch:
 
     async def _round(self, loop: asyncio.AbstractEventLoop) -> None:
         await self._find(loop.time())
-        if self._ip is None:
+        if self.ip is None:
             return
         outcome = await self._probe()
         if outcome is None:
             return
+        is_back = not self._was_ok
         self._was_ok = outcome is ProbeOutcome.OK
         if self._was_ok is not self._is_good:
             self._is_good = self._was_ok
             self._prober.count_doubtful(-1 if self._is_good else 1)
         if self._was_ok:
-            if self._good % DESCRIBE_EVERY == 0:
-                await self._describe()
+            if is_back or self._known is None or self._good % DESCRIBE_EVERY == 0:
+                await self._describe(is_back)
             self._good += 1
-        self._prober.on_probe(self._address, self._generation, outcome)
+        self._prober.on_probe(self._address, self.generation, outcome)
 
     async def _find(self, now: float) -> None:
         """Have an IP; of a name, keep the last one as long as the name still has it, or cannot be
@@ -250,16 +259,18 @@ class _Watch:
             return
         self._resolved_at = now
         ip = await self._look_up()
-        if ip is None and self._ip is not None:
+        if ip is None and self.ip is not None:
             return
-        if first or ip != self._ip:
-            self._ip = ip
+        if first or ip != self.ip:
+            if ip != self.ip:
+                self._known = None  # another engine
+            self.ip = ip
             endpoint = join_address(ip, self._port) if ip is not None else None
-            self._prober.on_resolved(self._address, self._generation, endpoint)
+            self._prober.on_resolved(self._address, self.generation, endpoint)
 
     def _is_stale(self, now: float) -> bool:
         resolved_at = self._resolved_at if self._resolved_at is not None else now
-        return self._ip is None or not self._was_ok or now - resolved_at >= RESOLVE_EVERY_S
+        return self.ip is None or not self._was_ok or now - resolved_at >= RESOLVE_EVERY_S
 
     async def _look_up(self) -> str | None:
         literal = as_ip(self._host)
@@ -271,8 +282,8 @@ class _Watch:
         except (OSError, UnicodeError) as fault:  # TimeoutError is an OSError
             log.debug("resolving %s: %s", self._host, fault)
             return None
-        if self._ip in ips:
-            return self._ip
+        if self.ip in ips:
+            return self.ip
         return ips[0] if ips else None
 
     async def _probe(self) -> ProbeOutcome | None:
@@ -285,33 +296,36 @@ class _Watch:
             if fault.errno in _OUR_FAULT:
                 log.warning("cannot probe %s: %s", self._address, fault)
                 return None
-            return ProbeOutcome.REFUSED
+            return _CONNECT_FAULTS.get(fault.errno, ProbeOutcome.NO_ANSWER)
         except aiohttp.ServerConnectionError:
-            return ProbeOutcome.REFUSED
+            return ProbeOutcome.NO_ANSWER
         except (aiohttp.ClientError, ValueError):
             # It answered, but not HTTP that can be read.
             return ProbeOutcome.BAD_STATUS
         return ProbeOutcome.OK if status == HTTPStatus.OK else ProbeOutcome.BAD_STATUS
 
-    async def _describe(self) -> None:
-        version, models = self._known
-        if version is None:
-            version = parse_version(await self._ask("/version"))
-        if not models:
-            models = parse_models(await self._ask("/v1/models"))
+    async def _describe(self, is_back: bool) -> None:
+        """Ask for what is unknown; for all if it `is_back`, and what it does not say then stays."""
+        version, models = self._known or (None, ())
+        if version is None or is_back:
+            said = await self._ask("/version")
+            version = version if said is None else parse_version(said)
+        if not models or is_back:
+            said = await self._ask("/v1/models")
+            models = models if said is None else parse_models(said)
         if (version, models) != self._known:
             self._known = (version, models)
-            self._prober.on_described(self._address, self._generation, version, models)
+            self._prober.on_described(self._address, self.generation, version, models)
 
-    async def _ask(self, path: str) -> bytes:
-        """The body of a 200; empty when there is none to be had."""
+    async def _ask(self, path: str) -> bytes | None:
+        """The body of a 200; None when there is none to be had."""
         try:
             status, body = await self._get(path)
         except (aiohttp.ClientError, OSError, ValueError):
-            return b""
-        return body if status == HTTPStatus.OK else b""
+            return None
+        return body if status == HTTPStatus.OK else None
 
     async def _get(self, path: str) -> tuple[int, bytes]:
-        assert self._ip is not None, "resolved before it is asked"
-        url = URL.build(scheme=self._scheme, host=self._ip, port=self._port, path=path)
+        assert self.ip is not None, "resolved before it is asked"
+        url = URL.build(scheme=self._scheme, host=self.ip, port=self._port, path=path)
         return await self._prober.get(url, self._host)

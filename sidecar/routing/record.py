@@ -10,6 +10,7 @@ from ipaddress import ip_address
 import msgspec
 
 from sidecar.routing.instance import Instance, State, Version
+from sidecar.routing.probe import ProbeOutcome
 from sidecar.routing.standing import Standing
 from sidecar.routing.view import Member
 
@@ -75,7 +76,8 @@ class Record:
     instance: Instance
     ordinal: int
     generation: int
-    """a number of its own for each life: probe results of an earlier one are ignored"""
+    """a number of its own for each life, and for each process of one that was seen to go: probe
+    results of an earlier one are ignored"""
     heard_at: float | None
     """monotonic seconds; None: never (static)"""
     endpoint: str | None
@@ -85,12 +87,14 @@ class Record:
     """UNPROBED, READY or UNHEALTHY: what the probes say"""
     timeouts: int = 0
     """probes in a row that timed out"""
-    is_refusing: bool = False
-    """the last probe was refused"""
+    is_gone: bool = False
+    """a probe was refused, and none was good since"""
     standing: Standing = field(default_factory=Standing)
     """what real requests say"""
     version: Version | None = None
     models: tuple[str, ...] = ()
+    """While it is gone: those of before. A request for a model that is away must not be placed on
+    an engine of another, as one for a name that nobody knows is."""
     is_expired: bool = False
     is_leaving: bool = False
     out_since: float | None = None
@@ -128,13 +132,19 @@ class Record:
             self.instance, self.ordinal, heard_at, self.endpoint, self.is_leaving, self.alive_since
         )
 
-    def note_refusal(self, is_refused: bool, now: float) -> None:
-        """A probe that is refused says that the engine's process is gone, and all that it held.
+    def note_probe(self, outcome: ProbeOutcome, now: float) -> bool:
+        """Whether it says that the engine's process has gone, and with it all that it held.
 
-        Of refusals in a row the first alone: nothing is placed there until it answers again."""
-        if is_refused and not self.is_refusing:
-            self.alive_since = now
-        self.is_refusing = is_refused
+        Of refusals the first alone: nothing is placed there, and nothing learned of it, until it
+        answers again. What answers then may be of another version."""
+        if outcome is ProbeOutcome.OK:
+            self.is_gone = False
+        if outcome is not ProbeOutcome.REFUSED or self.is_gone:
+            return False
+        self.is_gone = True
+        self.alive_since = now
+        self.version = None
+        return True
 
     def begin_life(self, instance: Instance, generation: int, now: float) -> None:
         """A record that is not the one probed before: nothing known of it holds any more but its
@@ -142,7 +152,7 @@ class Record:
         self.instance = instance
         self.generation = generation
         self.alive_since = now
-        self.is_refusing = False
+        self.is_gone = False
         self.health = State.UNPROBED
         self.timeouts = 0
         self.standing = Standing()

@@ -137,13 +137,16 @@ class Registry:
     ) -> Change | None:
         """A finished probe; ignored when it belongs to an earlier life of the record.
 
-        200: ready, and back if it was ejected and its back-off is over. Refused, or not 200: out at
-        once. Timed out: out after so many in a row, because one slow answer at peak load must not
-        empty the pool (design §4)."""
+        200: ready, and back if it was ejected and its back-off is over. No answer, or not 200: out
+        at once. Timed out: out after so many in a row, because one slow answer at peak load must
+        not empty the pool. Refused: its process is gone, so what comes next is to be watched as a
+        new one (design §4)."""
         record = self._of_life(address, generation)
         if record is None:
             return None
-        record.note_refusal(outcome is ProbeOutcome.REFUSED, now)
+        has_gone = record.note_probe(outcome, now)
+        if has_gone and record.health is not State.UNPROBED:  # else nothing was learned of it
+            record.generation = self._new_generation()
         if outcome is ProbeOutcome.TIMEOUT:
             record.timeouts += 1
             if record.timeouts < self._timeouts_to_fail:
@@ -156,7 +159,7 @@ class Registry:
         if outcome is ProbeOutcome.OK and record.standing.is_backoff_over(now):
             record.standing.restore(now)
             return self._changed(ChangeKind.RECOVERED, record, f"probe: {outcome}")
-        if health is was:
+        if health is was and not has_gone:
             return None
         kind = ChangeKind.READY if health is State.READY else ChangeKind.UNHEALTHY
         if kind is ChangeKind.READY:
@@ -166,7 +169,8 @@ class Registry:
     def describe(
         self, address: str, generation: int, version: Version | None, models: tuple[str, ...]
     ) -> Change | None:
-        """What the instance says it runs; None and empty where that is unknown."""
+        """What the instance says it runs; None and empty where that is unknown, which must be said
+        too before it is ready again: the models of before are kept until then."""
         record = self._of_life(address, generation)
         if record is None or (record.version, record.models) == (version, models):
             return None

@@ -16,8 +16,11 @@ from polling import until
 
 from sidecar.edge import prober as prober_module
 from sidecar.edge.prober import DOUBTFUL_A_SECOND, Prober
-from sidecar.routing.instance import Version
+from sidecar.routing.instance import Instance, Role, State, TransferMode, Version
 from sidecar.routing.probe import ProbeOutcome, ProbeTarget
+from sidecar.routing.record import Change, ChangeKind
+from sidecar.routing.registry import Registry
+from sidecar.routing.view import Member
 from tests.ports import free_port
 
 INTERVAL_S = 0.03
@@ -61,12 +64,12 @@ class Engine:
 
 
 @asynccontextmanager
-async def served(engine: Engine, port: int = 0) -> AsyncIterator[Engine]:
+async def served(engine: Engine, port: int = 0, host: str = "127.0.0.1") -> AsyncIterator[Engine]:
     app = web.Application()
     app.router.add_get("/{path:.*}", engine.answer)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", port)
+    site = web.TCPSite(runner, host, port)
     await site.start()
     engine.port = runner.addresses[0][1]
     try:
@@ -155,7 +158,7 @@ async def test_no_listener_is_refused_and_a_later_one_found(seen: Seen) -> None:
 @pytest.mark.parametrize(
     ("reply", "outcome"),
     [
-        (b"", ProbeOutcome.REFUSED),
+        (b"", ProbeOutcome.NO_ANSWER),
         (b"not http at all\r\n\r\n", ProbeOutcome.BAD_STATUS),
         (None, ProbeOutcome.TIMEOUT),
     ],
@@ -179,6 +182,120 @@ async def test_a_server_that_speaks_no_http(
     seen.prober.watch([])
     server.close()
     await server.wait_closed()
+
+
+@pytest.mark.asyncio
+async def test_no_route_is_no_answer_and_the_kernels_patience_a_timeout(
+    seen: Seen, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither says that nobody listens, which is the proof that a process is gone."""
+    nowhere = "255.255.255.255:80"
+    seen.prober.watch([target(nowhere)])
+    await until(lambda: bool(seen.probes(nowhere)))
+    assert set(seen.probes(nowhere)) == {ProbeOutcome.NO_ANSWER}
+
+    async def late(*_: object, **__: object) -> None:
+        raise OSError(errno.ETIMEDOUT, "Connection timed out")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "sock_connect", late)
+    seen.prober.watch([target(engine.address)])
+    await until(lambda: bool(seen.probes(engine.address)))
+    assert set(seen.probes(engine.address)) == {ProbeOutcome.TIMEOUT}
+
+
+@pytest.mark.asyncio
+async def test_another_engine_at_the_address_is_asked_what_it_is(
+    seen: Seen, engine: Engine
+) -> None:
+    """After any probe that was not good: a proxy may have answered while it restarted. What it does
+    not say then stays as it was."""
+    seen.prober.watch([target(engine.address)])
+    await until(lambda: bool(seen.probes(engine.address)))
+    engine.version, engine.models, engine.status = {"version": "0.32.0"}, None, 503
+    await until(lambda: seen.probes(engine.address)[-1] is ProbeOutcome.BAD_STATUS)
+    engine.status = 200
+    await until(lambda: seen.probes(engine.address)[-1] is ProbeOutcome.OK)
+    told = [event[3] for event in seen.events]
+    again = told.index(ProbeOutcome.OK, told.index(ProbeOutcome.BAD_STATUS))
+    assert told[again - 1] == (Version(0, 32), ("m",))
+
+
+class Control:
+    """A prober and a registry, wired as in the control process: what changes is watched at once."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.registry = Registry(3600.0)
+        self.changes: list[Change] = []
+        self.probes = 0
+        self.prober = Prober(
+            INTERVAL_S,
+            TIMEOUT_S,
+            on_probe=self._probed,
+            on_described=lambda *said: self._take(self.registry.describe(*said)),
+            on_resolved=lambda *said: self._take(self.registry.resolved(*said)),
+        )
+        self._take(
+            self.registry.hear(
+                Instance(address=address, role=Role.DECODE, transfer_mode=TransferMode.WRITE), 0.0
+            )
+        )
+
+    def _probed(self, address: str, generation: int, outcome: ProbeOutcome) -> None:
+        self.probes += 1
+        self._take(self.registry.probe_result(address, generation, outcome, 0.0))
+
+    def _take(self, change: Change | None) -> None:
+        if change is not None:
+            self.changes.append(change)
+            self.prober.watch(self.registry.probe_targets())
+
+    @property
+    def member(self) -> Member:
+        (member,) = self.registry.members(None)
+        return member
+
+    @property
+    def is_ready(self) -> bool:
+        return self.member.state is State.READY
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("said", [{"version": "0.32.0"}, None])
+async def test_an_engine_that_was_rolled_back_is_known_as_what_it_is(said: Any) -> None:
+    """Gone, and back at its address as another version, or as one that does not say: described
+    before it is ready, and never of the version of its first life, whose notices would end it."""
+    async with served(Engine()) as first:
+        control = Control(first.address)
+        await until(lambda: control.is_ready)
+        assert control.member.version == Version(0, 33)
+    await until(lambda: not control.is_ready)
+    assert (control.member.version, control.member.models) == (None, ("m",))
+    second = Engine()
+    second.version = second.models = said
+    begun = len(control.changes)
+    async with served(second, first.port):
+        await until(lambda: control.is_ready)
+        member = control.member
+        assert (member.version, member.models) == (Version(0, 32) if said else None, ())
+        kinds = [change.kind for change in control.changes[begun:]]
+        assert kinds == [ChangeKind.DESCRIBED, ChangeKind.READY]
+        await control.prober.close()
+
+
+@pytest.mark.asyncio
+async def test_an_engine_that_refuses_is_probed_at_its_pace() -> None:
+    """It is watched anew once, when it went; then no faster than before, and nothing is said."""
+    async with served(Engine()) as engine:
+        control = Control(engine.address)
+        await until(lambda: control.is_ready)
+    await until(lambda: not control.is_ready)
+    said, life = len(control.changes), control.registry.probe_targets()
+    before, began = control.probes, asyncio.get_running_loop().time()
+    await until(lambda: control.probes >= before + 10)
+    assert asyncio.get_running_loop().time() - began >= 8 * INTERVAL_S
+    assert (len(control.changes), control.registry.probe_targets()) == (said, life)
+    await control.prober.close()
 
 
 @pytest.mark.asyncio
@@ -236,13 +353,13 @@ async def test_what_is_unknown_is_asked_again_now_and_then(seen: Seen, engine: E
     engine.version, engine.models = None, {"data": []}
     seen.prober.watch([target(engine.address)])
     await until(lambda: len(seen.probes(engine.address)) >= 7)
-    assert seen.of("described", engine.address) == []
+    assert seen.of("described", engine.address) == [(None, ())]
     assert 2 <= engine.asked.count("/version") <= 3
     engine.models = {"data": [{"id": "late"}]}
-    await until(lambda: seen.of("described", engine.address) == [(None, ("late",))])
+    await until(lambda: seen.of("described", engine.address)[1:] == [(None, ("late",))])
     engine.version = {"version": "0.32.1"}
-    await until(lambda: len(seen.of("described", engine.address)) == 2)
-    assert seen.of("described", engine.address)[1] == (Version(0, 32), ("late",))
+    await until(lambda: len(seen.of("described", engine.address)) == 3)
+    assert seen.of("described", engine.address)[2] == (Version(0, 32), ("late",))
 
 
 @pytest.mark.asyncio
@@ -298,6 +415,49 @@ async def test_a_name_that_moved_is_followed_after_a_bad_probe(engine: Engine) -
     await until(lambda: ProbeOutcome.OK in seen.probes(name))
     assert seen.probes(name)[0] is ProbeOutcome.REFUSED
     assert seen.of("resolved", name) == [f"127.0.0.9:{engine.port}", engine.address]
+    await seen.prober.close()
+
+
+@pytest.mark.asyncio
+async def test_a_name_that_moved_leads_to_another_engine(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where both are well: it is asked what it is, and what it does not say is unknown."""
+    monkeypatch.setattr(prober_module, "RESOLVE_EVERY_S", 0.0)
+    places = [["127.0.0.1"]]
+
+    async def resolve(_name: str, _port: int) -> list[str]:
+        return places[-1]
+
+    seen = Seen(resolve=resolve)
+    name = f"engine-1.test:{engine.port}"
+    seen.prober.watch([target(name)])
+    await until(lambda: len(seen.probes(name)) >= 2)
+    other = Engine()
+    other.version = other.models = None
+    async with served(other, engine.port, "127.0.0.2"):
+        places.append(["127.0.0.2"])
+        await until(lambda: len(seen.of("described", name)) == 2)
+        await until(lambda: seen.events[-1][0] == "probe")
+    told = [event[3] for event in seen.events]
+    moved = told.index(f"127.0.0.2:{engine.port}")
+    assert told[moved + 1 : moved + 3] == [(None, ()), ProbeOutcome.OK]
+    await seen.prober.close()
+
+
+@pytest.mark.asyncio
+async def test_a_new_life_keeps_the_place_of_a_name_that_cannot_be_looked_up(
+    engine: Engine,
+) -> None:
+    """The name server is away just when an engine restarts: it is found where it was."""
+    seen = Seen(resolve=names(["127.0.0.1"], OSError(errno.EAGAIN, "no name server")))
+    name = f"engine-1.test:{engine.port}"
+    seen.prober.watch([target(name, 1)])
+    await until(lambda: bool(seen.probes(name)))
+    seen.prober.watch([target(name, 2)])
+    await until(lambda: any(event[:3] == ("probe", name, 2) for event in seen.events))
+    assert seen.of("resolved", name) == [engine.address]
+    assert seen.probes(name)[-1] is ProbeOutcome.OK
     await seen.prober.close()
 
 

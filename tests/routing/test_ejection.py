@@ -305,6 +305,19 @@ def test_a_new_life_knows_nothing_of_it(renew: Callable[[Pool], object]) -> None
     assert back(pool, P0) == 5.0
 
 
+def test_a_process_that_was_seen_to_go_does_not_end_the_back_off() -> None:
+    """Its version is forgotten, how it stands is not: a crash loop would be ready each time."""
+    pool = Pool(2)
+    pool.say(P0, REFUSED)
+    for pool.now in (1.0, 2.0, 3.0):
+        pool.probe(P0, ProbeOutcome.REFUSED)
+        pool.probe(P0)
+        assert pool.state(P0) is State.EJECTED
+    assert back(pool, P0) == 2.0
+    pool.say(P0, REFUSED)
+    assert back(pool, P0) == 10.0
+
+
 def test_leaving_and_expired_come_first() -> None:
     """Of what keeps an instance out, the operator's word and silence are shown."""
     pool = Pool(3)

@@ -68,7 +68,9 @@ def test_registered_is_not_ready_until_the_first_200(registry: Registry) -> None
     assert placeable(registry) == ["10.0.0.1:8000"]
 
 
-@pytest.mark.parametrize("outcome", [ProbeOutcome.REFUSED, ProbeOutcome.BAD_STATUS])
+@pytest.mark.parametrize(
+    "outcome", [ProbeOutcome.REFUSED, ProbeOutcome.NO_ANSWER, ProbeOutcome.BAD_STATUS]
+)
 def test_refused_or_not_200_is_out_at_once(ready: Registry, outcome: ProbeOutcome) -> None:
     probe(ready, "10.0.0.1:8000", outcome)
     assert state(ready) is State.UNHEALTHY
@@ -265,6 +267,103 @@ def test_describe_is_seen_by_members_and_said_once(ready: Registry) -> None:
     assert ready.describe("10.0.0.1:8000", life, Version(0, 33), ("m",)) is None
     (member,) = ready.members(None)
     assert (member.version, member.models) == (Version(0, 33), ("m",))
+
+
+def described(registry: Registry, version: Version, *models: str) -> None:
+    registry.describe("10.0.0.1:8000", generation(registry, "10.0.0.1:8000"), version, models)
+
+
+def test_what_was_refused_is_another_engine_when_it_answers(ready: Registry) -> None:
+    """Its version is forgotten and it is watched anew; its models are known until it says others,
+    or a pool of two models would give its requests to engines of the other."""
+    described(ready, Version(0, 33), "m")
+    old = generation(ready, "10.0.0.1:8000")
+    change = ready.probe_result("10.0.0.1:8000", old, ProbeOutcome.REFUSED, 5.0)
+    assert change is not None
+    assert (change.kind, change.detail) == (ChangeKind.UNHEALTHY, "probe: refused")
+    (member,) = ready.members(None)
+    assert (member.version, member.models, member.alive_since) == (None, ("m",), 5.0)
+    assert generation(ready, "10.0.0.1:8000") != old
+    assert ready.probe_result("10.0.0.1:8000", old, OK, 6.0) is None
+    assert ready.describe("10.0.0.1:8000", old, Version(0, 33), ("m",)) is None
+    ready.describe("10.0.0.1:8000", generation(ready, "10.0.0.1:8000"), None, ())
+    probe(ready, "10.0.0.1:8000", OK)
+    (member,) = ready.members(None)
+    assert (member.state, member.version, member.models) == (State.READY, None, ())
+
+
+def test_while_it_refuses_it_stays_one_engine(ready: Registry) -> None:
+    """Of a row of refusals the first alone says that something went, whatever comes between them:
+    no watch begins anew, and nothing is said."""
+    probe(ready, "10.0.0.1:8000", ProbeOutcome.REFUSED)
+    life, revision = generation(ready, "10.0.0.1:8000"), ready.revision
+    for at, outcome in enumerate((ProbeOutcome.REFUSED, ProbeOutcome.NO_ANSWER, TIMEOUT) * 5):
+        assert ready.probe_result("10.0.0.1:8000", life, outcome, 10.0 + at) is None
+    assert (generation(ready, "10.0.0.1:8000"), ready.revision) == (life, revision)
+    assert ready.members(None)[0].alive_since == 0.0
+    assert ready.probe_result("10.0.0.1:8000", life, OK, 30.0) is not None
+    assert ready.probe_result("10.0.0.1:8000", life, ProbeOutcome.REFUSED, 31.0) is not None
+    assert ready.members(None)[0].alive_since == 31.0
+
+
+def test_a_refusal_of_one_that_is_out_already_is_said(ready: Registry) -> None:
+    """Its /health was bad, now its process is gone: who follows the pool hears of it."""
+    probe(ready, "10.0.0.1:8000", ProbeOutcome.BAD_STATUS)
+    life = generation(ready, "10.0.0.1:8000")
+    change = ready.probe_result("10.0.0.1:8000", life, ProbeOutcome.REFUSED, 1.0)
+    assert change is not None
+    assert change.kind is ChangeKind.UNHEALTHY
+
+
+def test_one_that_does_not_listen_yet_is_watched_once(registry: Registry) -> None:
+    """Nothing is known of it, so there is nothing to begin anew; what was placed there by a sidecar
+    that ran before is lost all the same."""
+    registry.hear(instance(), 0.0)
+    life = generation(registry, "10.0.0.1:8000")
+    registry.probe_result("10.0.0.1:8000", life, ProbeOutcome.REFUSED, 1.0)
+    assert generation(registry, "10.0.0.1:8000") == life
+    assert registry.members(None)[0].alive_since == 1.0
+
+
+@pytest.mark.parametrize("outcome", [ProbeOutcome.NO_ANSWER, ProbeOutcome.BAD_STATUS, TIMEOUT])
+def test_only_a_refusal_proves_that_a_process_is_gone(
+    ready: Registry, outcome: ProbeOutcome
+) -> None:
+    """No route, a connection that was closed, another status: the engine may live and push."""
+    described(ready, Version(0, 33), "m")
+    before = generation(ready, "10.0.0.1:8000")
+    for at in range(1, 5):
+        ready.probe_result("10.0.0.1:8000", before, outcome, float(at))
+    (member,) = ready.members(None)
+    assert member.state is State.UNHEALTHY
+    assert (member.alive_since, member.version) == (0.0, Version(0, 33))
+    assert generation(ready, "10.0.0.1:8000") == before
+
+
+def test_a_new_life_is_alive_since_it_began(ready: Registry) -> None:
+    """Another registration, or its return after silence; a repeat of the same is none."""
+    ready.hear(instance(), 3.0)
+    assert ready.members(None)[0].alive_since == 0.0
+    ready.hear(instance(dp_size=2), 4.0)
+    assert ready.members(None)[0].alive_since == 4.0
+    ready.sweep(5.0 + TTL_S, {"10.0.0.1:8000"})
+    ready.hear(instance(dp_size=2), 20.0)
+    assert ready.members(None)[0].alive_since == 20.0
+
+
+@pytest.mark.parametrize(("now", "alive_since"), [(50.0, 7.0), (6.0, 5.0)])
+def test_a_restart_of_ours_is_no_new_life_of_an_engine(
+    ready: Registry, now: float, alive_since: float
+) -> None:
+    """Its age goes over the file. A moment in the future is of before a reboot, which ended all:
+    then it is alive since it was heard."""
+    life = generation(ready, "10.0.0.1:8000")
+    ready.probe_result("10.0.0.1:8000", life, ProbeOutcome.REFUSED, 7.0)
+    ready.hear(instance(), 7.5)
+    encoded = msgspec.json.encode(ready.to_file(now=8.0, wall_now=1_000.0))
+    later = Registry(TTL_S)
+    later.from_file(msgspec.json.decode(encoded, type=SavedPool), now=now, wall_now=1_000.5)
+    assert later.members(None)[0].alive_since == alive_since
 
 
 def test_a_restart_keeps_ordinals_ages_and_who_was_leaving(ready: Registry) -> None:
