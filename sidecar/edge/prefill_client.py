@@ -53,9 +53,7 @@ class PrefillClient:
                     seconds=perf_counter() - started,
                 )
         except aiohttp.ConnectionTimeoutError:
-            # Of the two limits aiohttp does not say which one it was.
-            is_connects = self._connect_timeout_s < leg.timeout_s
-            reason = Reason.PREFILL_UNREACHABLE if is_connects else Reason.PREFILL_TIMEOUT
+            reason = Reason.PREFILL_UNREACHABLE
         except TimeoutError:
             reason = Reason.PREFILL_TIMEOUT
         except aiohttp.ClientConnectorError as error:

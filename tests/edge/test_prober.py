@@ -218,6 +218,11 @@ async def test_another_engine_at_the_address_is_asked_what_it_is(
     told = [event[3] for event in seen.events]
     again = told.index(ProbeOutcome.OK, told.index(ProbeOutcome.BAD_STATUS))
     assert told[again - 1] == (Version(0, 32), ("m",))
+    engine.version, engine.models, engine.status = None, {"data": [{"id": "n"}]}, 503
+    await until(lambda: seen.probes(engine.address)[-1] is ProbeOutcome.BAD_STATUS)
+    engine.status = 200
+    await until(lambda: seen.probes(engine.address)[-1] is ProbeOutcome.OK)
+    assert seen.of("described", engine.address)[-1] == (Version(0, 32), ("n",))
 
 
 class Control:

@@ -351,6 +351,15 @@ def test_a_new_life_is_alive_since_it_began(ready: Registry) -> None:
     assert ready.members(None)[0].alive_since == 20.0
 
 
+def test_a_new_life_may_go_as_well(ready: Registry) -> None:
+    """Gone, registered anew, and gone again before it was well: the last is what counts."""
+    probe(ready, "10.0.0.1:8000", ProbeOutcome.REFUSED)
+    ready.hear(instance(dp_size=2), 4.0)
+    life = generation(ready, "10.0.0.1:8000")
+    ready.probe_result("10.0.0.1:8000", life, ProbeOutcome.REFUSED, 5.0)
+    assert ready.members(None)[0].alive_since == 5.0
+
+
 @pytest.mark.parametrize(("now", "alive_since"), [(50.0, 7.0), (6.0, 5.0)])
 def test_a_restart_of_ours_is_no_new_life_of_an_engine(
     ready: Registry, now: float, alive_since: float
