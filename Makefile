@@ -33,8 +33,8 @@ demo: $(INSTALLED)  ## The same, with a few chat requests and their receipts; en
 	@$(BIN)/pd-sidecar demo
 
 test: $(INSTALLED)  ## All tests, with a real Envoy (some minutes)
-	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore=tests/e2e
-	$(BIN)/python -m pytest tests/e2e  # one at a time: they promise times
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not timed"
+	$(BIN)/python -m pytest -m timed  # one at a time: they promise times
 
 test-unit: $(INSTALLED)  ## The pure packages alone (seconds, no event loop)
 	$(BIN)/python -m pytest tests/routing tests/wire tests/exchange tests/xds tests/test_config.py

@@ -123,10 +123,10 @@ class Metrics:
             "recomputed_requests", "Served whole because prefill handed over no KV.", "instance"
         )
         self.orphaned = self._counter(
-            "orphaned_transfers", "KV blocks of a transfer left at an instance.", "instance"
+            "orphaned_transfers", "Transfers given up, engine not told.", "instance"
         )
         self.released = self._counter(
-            "released_transfers", "KV blocks of a transfer freed by our notice.", "instance"
+            "released_transfers", "Transfers given up, engine told.", "instance"
         )
 
     def _add_pool(self) -> None:

@@ -18,7 +18,7 @@ import yaml
 from tests.e2e.load import Answer, run_right, stream
 from tests.e2e.stack import Stack, http, until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timed]
 
 REPORT_S = 2.0
 CONFIG = {

@@ -15,7 +15,7 @@ import pytest
 from tests.e2e.load import Answer, run, run_right, stream
 from tests.e2e.stack import Engine, Stack, http, until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timed]
 
 BACKOFF_S = 2.0
 PROBE_S = 0.5

@@ -12,7 +12,7 @@ from tests.e2e.load import run_right
 from tests.e2e.stack import Engine, Stack, http, until
 from tests.ports import free_port
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timed]
 
 TTL_S = 3.0
 PROBE = {"interval_s": 0.5, "timeout_s": 0.5}

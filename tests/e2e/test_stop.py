@@ -16,7 +16,7 @@ from tests.e2e.stack import Stack, http, until
 from tests.e2e.test_crashes import streams_around
 from tests.ports import free_port
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timed]
 
 
 def refuses(*arguments: str, timeout_s: float = 20) -> str:

@@ -53,6 +53,12 @@ ELSEWHERE = [
         "tests/failures/test_more.py::test_a_decode_that_dies_while_its_answer_is_held",
     ),
     Elsewhere(
+        "prefill's engine dies after it answered",
+        "decode's own error: it finds no blocks to fetch",
+        "had it not pushed, decode is told, and ends with an error of its own",
+        "tests/failures/test_more.py::test_a_prefill_engine_that_dies_before_it_pushed",
+    ),
+    Elsewhere(
         "a worker dies",
         "running streams go on; what it held ends with 503 `no_worker`",
         "same; decode's blocks are freed by the next worker",
