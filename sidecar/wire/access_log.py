@@ -97,8 +97,6 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
 
     upstream: str
     """`ip:port`"""
-    status: int
-    """0: no response headers came"""
     flags: frozenset[str]
     failure: str
     """in Envoy's words, why there is no connection"""
@@ -139,7 +137,6 @@ def _attempt(entry: accesslog_pb2.HTTPAccessLogEntry) -> Attempt:
     common = entry.common_properties
     return Attempt(
         upstream=_upstream(common),
-        status=entry.response.response_code.value,
         flags=_flags(common.response_flags),
         failure=common.upstream_transport_failure_reason,
         took_s=common.duration.ToMicroseconds() / 1e6,

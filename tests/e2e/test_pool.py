@@ -181,6 +181,28 @@ def test_one_slow_health_check_empties_no_pool(stack_of: Callable[..., Stack]) -
         server.shutdown()
 
 
+def test_an_engine_that_returns_as_another_version_is_known_as_that(
+    stack_of: Callable[..., Stack],
+) -> None:
+    """Rolled back at its address within the TTL: of unknown version while it is away, and described
+    as what it is now before it is ready; nothing is sent there as to what it was."""
+    stack = stack_of({**CONFIG, "registration": {"ttl_s": 60}})
+    _, decode = stack.fleet([1], [1, 1], version="0.33.0")
+    first = decode[0]
+    until(lambda: stack.instances()[first.address]["version"] == "0.33", "it said its version")
+    ports = {name: first.ready[name] for name in ("handshake_port", "notify_port")}
+    first.close()
+    until(lambda: stack.instances()[first.address]["state"] == "unhealthy", "it is gone")
+    assert stack.instances()[first.address]["version"] is None
+    again = stack.engine("decode", http=first.address, ping_interval_s=1, version="0.32.0", **ports)
+    stack.wait_placeable(again)
+    assert stack.instances()[again.address]["version"] == "0.32"
+    since = stack.log().rpartition(f"{again.address} unhealthy")[2]
+    assert since.index(f"{again.address} described") < since.index(f"{again.address} ready")
+    run_right(stack.url, 6, 2)
+    assert legs(again) == 3
+
+
 def test_pool_of_old_engines_registers_and_serves(stack_of: Callable[..., Stack]) -> None:
     """vLLM 0.19's heartbeat shape, and 0.25's ids with embedded addresses, both serve right."""
     stack = stack_of(CONFIG)

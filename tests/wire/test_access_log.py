@@ -164,7 +164,6 @@ def test_a_failed_attempt_is_no_entry_of_an_exchange() -> None:
     attempt, end = decode(message.SerializeToString())
     assert attempt == Attempt(
         upstream="10.0.0.1:8000",
-        status=0,
         flags=frozenset({"UF"}),
         failure="delayed connect error: Connection refused",
         took_s=1.5,
