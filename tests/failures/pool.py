@@ -81,6 +81,7 @@ class Pool:
             assert status == 200
             engine.ask("health")
             engine.ask("hold", hold=False)
+            engine.ask("pace", ttft_ms=0.0)
         self.stack.wait_placeable(*self.engines)
 
     def take_out(self, engines: Iterable[Engine]) -> None:
@@ -107,6 +108,11 @@ class Pool:
             assert not state["is_dead"], state["cause_of_death"]
             assert not state["notify_threads_dead"], state["errors"]
             assert not state["early_releases"], "a release for a transfer that was not there"
+
+    def awaited(self) -> int:
+        """Transfers whose blocks decode holds for a push."""
+        states = [engine.state() for engine in self.decode]
+        return sum(state["waiting"] + state["leaked_transfers"] for state in states)
 
     def told(self) -> int:
         """Transfers that decode engines gave up because we told them."""
