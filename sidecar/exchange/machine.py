@@ -308,11 +308,7 @@ class Exchange:
     # --- ends -------------------------------------------------------------------------------
 
     def _refuse(
-        self,
-        reason: Reason,
-        detail: str = "",
-        *,
-        after: Sequence[Effect] = (),
+        self, reason: Reason, detail: str = "", *, after: Sequence[Effect] = ()
     ) -> list[Effect]:
         """Answer for `reason`; whatever is held is given back."""
         effects = [*after, Send(self._answers.refusal(reason, detail))]

@@ -38,7 +38,7 @@ def fault_of(event: Ended) -> Reason | None:
 
 
 class PrefillLeg:
-    """Invariant: each `begin` is followed by one `end`."""
+    """Invariant: each `begin` is followed by one `end`, `close` or `lose`."""
 
     def __init__(self, exchange: str) -> None:
         self._exchange = exchange
