@@ -53,8 +53,8 @@ def test_leaving_during_prefill_aborts_it_in_read(stack_of: Callable[..., Stack]
     prefill[0].ask("hold", hold=True, limit_s=30)
     asyncio.run(leave(stack, STREAM, lambda: prefill[0].state()["holding_now"] == 1))
     until(lambda: prefill[0].state()["holding_now"] == 0, "prefill was aborted", 2)
-    until(lambda: stack.in_flight() == {"prefill": 0, "decode": 0}, "slots are free", 3)
     ends(stack, "prefill")
+    until(lambda: stack.in_flight() == {"prefill": 0, "decode": 0}, "slots are free", 3)
     assert total(decode, "running") == 0
     assert total(prefill, "held_blocks") == 0
     assert prefill[0].state()["aborted"] == 1
@@ -101,25 +101,26 @@ def test_leaving_while_decode_works_closes_it(
     decode[0].ask("pace", **speed)
     asyncio.run(leave(stack, STREAM | {"max_tokens": 100}, lambda: moment(decode[0].state())))
     until(lambda: total(decode, "running") == 0, "decode is closed", 3)
+    ends(stack, "decode")
     until(lambda: stack.in_flight() == {"prefill": 0, "decode": 0}, "slots are free", 3)
     until(lambda: total([*prefill, *decode], "held_blocks") == 0, "no block is held", 3)
     assert total(decode, "leaked_blocks") == 0
     assert stack.metric("pd_sidecar_in_flight_prompt_bytes") == 0
-    ends(stack, "decode")
 
 
 def test_leaving_during_the_upload_takes_nothing(stack_of: Callable[..., Stack]) -> None:
     """No engine hears of it, and it is counted."""
     stack = stack_of()
     prefill, decode = stack.fleet([1], [1])
+    replies = "http.edge.ext_proc.pd.stream_msgs_received"
+    before = stack.envoy_stat(replies)
     host, _, port = stack.url.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port)), timeout=5) as connection:
         connection.sendall(
             b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n"
             b"Content-Type: application/json\r\n\r\n{"
         )
-        active = "http.edge.downstream_rq_active"
-        until(lambda: stack.envoy_stat(active) == 1, "Envoy has the request")
+        until(lambda: stack.envoy_stat(replies) > before, "the sidecar has it")
     ends(stack, "upload")
     assert stack.metric("pd_sidecar_placements_total") == 0
     assert prefill[0].last("prefill") == decode[0].last("decode") == []

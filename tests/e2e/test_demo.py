@@ -15,7 +15,7 @@ import pytest
 from tests.e2e.stack import until
 from tests.ports import free_port
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timed]
 
 ANSWERS = 4
 RECEIPT = re.compile(r"x-pd-prefill: p\d+#0   x-pd-decode: d\d+#0")
