@@ -78,7 +78,7 @@ def test_a_prefill_engine_that_dies_is_ejected_and_costs_no_request(
     dead.process.wait()
     since = time.monotonic()
     run_right(stack.url, 20, 4)
-    assert state(stack, dead) == "ejected"
+    until(lambda: state(stack, dead) == "ejected", "control has heard of it", 2)
     assert stack.metric(EJECTIONS, instance=dead.address) == 1
     assert stack.metric(EJECTIONS, instance=dead.address, reason="refused") == 1
     assert said(stack, dead, "ejected") == 1
