@@ -4,6 +4,7 @@ The supervisor execs it; people use `pd-sidecar`.
 """
 
 import argparse
+import asyncio
 import logging
 import os
 import resource
@@ -18,6 +19,7 @@ from sidecar.edge.run_dir import RunDir
 from sidecar.errors import PdSidecarError, StartError
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+GRPC_LOG = "grpc._cython.cygrpc"
 
 
 def main() -> int:
@@ -28,6 +30,7 @@ def main() -> int:
     parser.add_argument("--lifeline", type=int, required=True)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
+    logging.getLogger(GRPC_LOG).addFilter(is_worth_a_line)
     raise_file_limit()
     # Sockets and state files get mode 0660: Envoy may run as another user of our group.
     os.umask(0o117)
@@ -54,6 +57,11 @@ def _config(run_dir: RunDir) -> Config:
         return msgspec.json.decode(run_dir.config.read_bytes(), type=Config)
     except (OSError, msgspec.MsgspecError) as error:
         raise StartError(f"{run_dir.config}: {error}") from None
+
+
+def is_worth_a_line(record: logging.LogRecord) -> bool:
+    """gRPC logs a call that our own end cancels as an error with its traceback: it is neither."""
+    return not (record.exc_info and record.exc_info[0] is asyncio.CancelledError)
 
 
 def raise_file_limit() -> None:
