@@ -179,7 +179,7 @@ class _Stream:
         try:
             if self._prefill is not None:
                 event = await self._take_prefill()
-        except Exception:
+        except Exception:  # a bug: `event` says that nobody knows how the leg ended
             log.exception("prefill of exchange %s failed", self.exchange.exchange_id)
         finally:
             self._settle(self.exchange.handle(event, monotonic()))
