@@ -171,6 +171,37 @@ def test_what_two_keys_say_together_is_checked(text: str, key: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "origin",
+    ["*", "https://chat.example.com", "http://localhost:3000", "http://127.0.0.1", "http://[::1]:80",
+     "chrome-extension://abcdef", "app://obsidian.md"],
+)  # fmt: skip
+def test_an_origin_as_browsers_write_it_is_taken(origin: str) -> None:
+    """Scheme, host and perhaps a port."""
+    config = loaded(f"edge: {{cors: {{allow_origins: ['{origin}']}}}}")
+    assert config.edge.cors.allow_origins == (origin,)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["https://a.com/", "https://A.com", "a.com", "https://*.a.com", "null", "", "https://a.com:x",
+     "https://a.com, https://b.com"],
+)  # fmt: skip
+def test_an_origin_that_would_never_match_is_a_fault(origin: str) -> None:
+    """It is compared byte by byte with what a browser sends."""
+    (found,) = faults(f"edge: {{cors: {{allow_origins: ['{origin}']}}}}")
+    assert found.startswith("edge.cors.allow_origins: ")
+
+
+def test_profiling_needs_an_address_of_the_admin() -> None:
+    """Envoy does not look names up here."""
+    text = "admin: {listen: 'localhost:9900'}\nedge: {profile_routes: %s}"
+    (found,) = faults(text % "true")
+    assert found.startswith("edge.profile_routes: ")
+    assert loaded(text % "false").admin.listen == "localhost:9900"
+    assert loaded("admin: {listen: '[::]:9900'}\nedge: {profile_routes: true}")
+
+
+@pytest.mark.parametrize(
     ("values", "key"),
     [
         ("failures: 0", "ejection.failures"),

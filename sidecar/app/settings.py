@@ -15,6 +15,9 @@ from sidecar.wire.heartbeat import parse_zmq_address
 from sidecar.wire.names import join_address, split_address
 from sidecar.xds.settings import EdgeSettings
 
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Where to connect to what listens on every address"""
+
 
 def workers_of(config: Config) -> int:
     """0 in the configuration: one per usable core, at most 8."""
@@ -24,6 +27,7 @@ def workers_of(config: Config) -> int:
 def edge_settings(config: Config, run_dir: RunDir) -> EdgeSettings:
     listen_host, listen_port = host_port(config.edge.listen)
     admin_host, admin_port = host_port(config.envoy.admin_listen)
+    profile_host, profile_port = host_port(config.admin.listen)
     tuning = config.tuning
     return EdgeSettings(
         node_id=node_id(run_dir),
@@ -33,6 +37,11 @@ def edge_settings(config: Config, run_dir: RunDir) -> EdgeSettings:
         listen_port=listen_port,
         admin_host=admin_host,
         admin_port=admin_port,
+        cors_origins=config.edge.cors.allow_origins,
+        cors_max_age_s=config.edge.cors.max_age_s,
+        profile_routes=config.edge.profile_routes,
+        profile_host=_LOOPBACK.get(profile_host, profile_host),
+        profile_port=profile_port,
         listener_backlog=tuning.listener.backlog,
         http_idle_timeout_s=tuning.http.idle_timeout_s,
         max_body_bytes=tuning.http.max_body_bytes,

@@ -1,8 +1,12 @@
 """What may be wrong with values that have the right type."""
 
 import ipaddress
+import re
 
 from sidecar.config.keys import WORKERS_MAX, Config
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
+"""As browsers write it (RFC 6454 §6.2); compared byte by byte"""
 
 
 def range_faults(config: Config) -> list[str]:
@@ -15,6 +19,12 @@ def range_faults(config: Config) -> list[str]:
     for where, listen in _listeners(config):
         if port_of(listen) is None:
             faults.append(f"{where}: expected ip:port, got {listen!r}")
+    for origin in config.edge.cors.allow_origins:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            faults.append(
+                "edge.cors.allow_origins: expected scheme://host[:port], lower case, or *, "
+                f"got {origin!r}"
+            )
     for network in config.registration.allow:
         try:
             ipaddress.ip_network(network, strict=False)
@@ -63,6 +73,14 @@ def _listeners(config: Config) -> list[tuple[str, str]]:
     ]
 
 
+def _is_address(listen: str) -> bool:
+    try:
+        ipaddress.ip_address(listen.rpartition(":")[0].strip("[]"))
+    except ValueError:
+        return False
+    return True
+
+
 def port_of(listen: str) -> int | None:
     """The port of `ip:port` (IPv6 in brackets); None if it is not one."""
     host, _, port = listen.rpartition(":")
@@ -73,6 +91,7 @@ def _ranges(config: Config) -> list[tuple[str, float, float, float]]:
     day = 86400.0
     log = config.tuning.access_log
     return [
+        ("edge.cors.max_age_s", 0, config.edge.cors.max_age_s, day),
         ("workers", 0, config.workers, WORKERS_MAX),
         ("registration.ttl_s", 0.1, config.registration.ttl_s, day),
         ("probe.interval_s", 0.05, config.probe.interval_s, 3600),

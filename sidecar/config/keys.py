@@ -12,11 +12,24 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
     """A group of keys."""
 
 
+class Cors(Section, frozen=True, kw_only=True):
+    """Calls from web pages. Off, a browser lets no page of another origin send JSON here."""
+
+    allow_origins: tuple[str, ...] = ()
+    """exact origins (`https://chat.example.com`, `http://localhost:3000`), or `*`; empty: off"""
+    max_age_s: int = 600
+    """so long a browser remembers what it was allowed; 0: it asks each time"""
+
+
 class Edge(Section, frozen=True, kw_only=True):
     listen: str = "0.0.0.0:10001"
     """`ip:port` of the HTTP edge (Envoy)"""
     access_log_path: str | None = None
     """Envoy also writes one JSON line a request to this file; null: it does not"""
+    cors: Cors = Cors()
+    profile_routes: bool = False
+    """POST /start_profile and /stop_profile, passed on to every engine; false: they do not exist.
+    Whoever may send a request may then slow down all engines."""
 
 
 class Registration(Section, frozen=True, kw_only=True):

@@ -39,10 +39,14 @@ _LISTENER_NAMES = (
     "http_max_concurrent_streams", "upload_timeout_s", "access_log_path",
     "access_log_report_interval_s",
 )  # fmt: skip
-_ROUTES_NAMES = ("decode_headers_timeout_s", "decode_idle_timeout_s", "decode_whole_timeout_s")
+_ROUTES_NAMES = (
+    "decode_headers_timeout_s", "decode_idle_timeout_s", "decode_whole_timeout_s",
+    "profile_routes",
+)  # fmt: skip
 _CLUSTERS_NAMES = (
     "buffer_limit_bytes", "upstream_connect_timeout_s", "upstream_idle_timeout_s",
     "upstream_max_connections", "upstream_max_pending", "upstream_max_requests",
+    "profile_routes", "profile_host", "profile_port",
 )  # fmt: skip
 
 
@@ -97,7 +101,14 @@ def _routes_values(settings: EdgeSettings) -> dict[str, object]:
     return {
         **_pick(settings, _ROUTES_NAMES),
         "body_buffer_limit_bytes": settings.max_body_bytes + _BODY_SLACK_BYTES,
+        "cors_max_age_s": str(settings.cors_max_age_s),  # Envoy takes it as text
+        "cors_origins": [_origin_matcher(origin) for origin in settings.cors_origins],
     }
+
+
+def _origin_matcher(origin: str) -> dict[str, object]:
+    """Envoy's `StringMatcher`."""
+    return {"safe_regex": {"regex": ".+"}} if origin == "*" else {"exact": origin}
 
 
 def _clusters_values(settings: EdgeSettings) -> dict[str, object]:

@@ -23,6 +23,17 @@ class EdgeSettings(msgspec.Struct, frozen=True, kw_only=True):
     admin_host: str = "127.0.0.1"
     admin_port: int = 9901
 
+    cors_origins: tuple[str, ...] = ()
+    """pages that may call, each `scheme://host[:port]`, or `*` for any; empty: none"""
+    cors_max_age_s: int = 600
+    """so long a browser remembers that it may"""
+
+    profile_routes: bool = False
+    """/start_profile and /stop_profile lead to the control process"""
+    profile_host: str = "127.0.0.1"
+    """the control process's admin, an address that can be connected to"""
+    profile_port: int = 9900
+
     listener_backlog: int = 4096
     """connections that wait to be accepted; the kernel caps it at net.core.somaxconn"""
     buffer_limit_bytes: int = 262144

@@ -2,7 +2,8 @@
 
 A scalar that is exactly `${name}` becomes the value with its type; inside a longer string it is
 interpolated (numbers without an exponent, so `${timeout_s}s` is a protobuf duration). A mapping
-with `$when: ${name}` stays, without that key, only when the value is set.
+with `$when: ${name}` stays, without that key, only when the value is set. A list item that is a
+mapping with `$each: ${name}` stands once for each item of that list, which is `${each}` inside it.
 
 Knows nothing of Envoy and reads no file. Invariant: a placeholder without a value and a value
 without a placeholder are both errors, so no setting silently does nothing.
@@ -18,7 +19,7 @@ import yaml
 from sidecar.errors import SnapshotError
 
 _PLACEHOLDER = re.compile(r"\$\{([a-z_]+)\}")
-_WHEN = "$when"
+_WHEN, _EACH, _ITEM = "$when", "$each", "each"
 _ABSENT = object()
 
 
@@ -38,7 +39,7 @@ class Template(msgspec.Struct, frozen=True):
             raise SnapshotError(f"{name}: not YAML: {error}") from error
         if not isinstance(document, dict):
             raise SnapshotError(f"{name}: not a mapping")
-        return cls(name, document, frozenset(_names(document)))
+        return cls(name, document, frozenset(_names(document) - {_ITEM}))
 
     def fill(self, values: Mapping[str, object]) -> dict[str, Any]:
         """The document with every placeholder replaced; a new one, sharing nothing with this.
@@ -66,13 +67,22 @@ def _fill(node: object, values: Mapping[str, object]) -> object:
     if isinstance(node, dict):
         return _fill_mapping(node, values)
     if isinstance(node, list):
-        return [v for v in (_fill(item, values) for item in node) if v is not _ABSENT]
+        items = (filled for item in node for filled in _fill_item(item, values))
+        return [item for item in items if item is not _ABSENT]
     if isinstance(node, str):
         whole = _PLACEHOLDER.fullmatch(node)
         if whole:
             return values[whole[1]]
         return _PLACEHOLDER.sub(lambda m: _text(values[m[1]]), node)
     return node
+
+
+def _fill_item(item: object, values: Mapping[str, object]) -> list[object]:
+    if not (isinstance(item, dict) and _EACH in item):
+        return [_fill(item, values)]
+    each = _fill(item[_EACH], values)
+    rest = {key: value for key, value in item.items() if key != _EACH}
+    return [_fill(rest, {**values, _ITEM: one}) for one in each]  # type: ignore[attr-defined]
 
 
 def _fill_mapping(node: dict[str, object], values: Mapping[str, object]) -> object:

@@ -67,6 +67,31 @@ def test_edge_settings_take_every_tuned_value() -> None:
     assert made.node_id == settings.node_id(RunDir(Path("/r")))
 
 
+@pytest.mark.parametrize(
+    ("listen", "connected"),
+    [
+        ("127.0.0.1:5", ("127.0.0.1", 5)),
+        ("0.0.0.0:5", ("127.0.0.1", 5)),
+        ("[::]:5", ("::1", 5)),
+        ("10.0.0.1:5", ("10.0.0.1", 5)),
+    ],
+)
+def test_edge_settings_take_who_may_call_and_where_profiling_is_asked_for(
+    listen: str, connected: tuple[str, int]
+) -> None:
+    """What listens on every address is reached over loopback."""
+    config = load(
+        f"admin: {{listen: '{listen}'}}\n"
+        "edge: {profile_routes: true, cors: {allow_origins: ['http://a.b'], max_age_s: 7}}\n",
+        {},
+        {},
+    )
+    made = settings.edge_settings(config, RunDir(Path("/r")))
+    assert (made.cors_origins, made.cors_max_age_s) == (("http://a.b",), 7)
+    assert made.profile_routes
+    assert (made.profile_host, made.profile_port) == connected
+
+
 def test_limits_carry_the_engines_key_without_its_newline(tmp_path: Path) -> None:
     """The file's content, stripped."""
     key = tmp_path / "key"

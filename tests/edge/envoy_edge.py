@@ -88,6 +88,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, dict[str, str], bytes]] = []
+        self.methods: list[str] = []
         self.address = ""
 
     async def start(self) -> None:
@@ -108,6 +109,7 @@ class Engine:
         body = await request.read()
         headers = {k.lower(): v for k, v in request.headers.items()}
         self.requests.append((request.path, headers, body))
+        self.methods.append(request.method)
         how = headers.get("x-test-engine", "")
         if how == "hang":
             await asyncio.sleep(30)
@@ -116,6 +118,14 @@ class Engine:
             await response.prepare(request)
             await response.write(b"first")
             await asyncio.sleep(30)
+        if how == "chunks":
+            response = web.StreamResponse()
+            await response.prepare(request)
+            for i in range(3):
+                await response.write(b"%d" % i)
+            return response
+        if how == "open":  # as every vLLM answers a web page
+            return web.Response(headers={"access-control-allow-origin": "*", "vary": "accept"})
         if how == "teapot":
             return web.Response(status=413, text="engine's own")
         return web.json_response({"bytes": len(body)})
@@ -331,6 +341,11 @@ def _headers_reply(wanted: dict[str, str]) -> pb.ProcessingResponse:
         return pb.ProcessingResponse(immediate_response=reply, dynamic_metadata=metadata)
     reply = pb.HeadersResponse()
     reply.response.header_mutation.CopyFrom(_set(**_destination(wanted), x_request_id=exchange))
+    if "x-test-method" in wanted:
+        method = base_pb2.HeaderValue(key=":method", raw_value=wanted["x-test-method"].encode())
+        reply.response.header_mutation.set_headers.add(
+            header=method, append_action=base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
+        )
     metadata = {"ex": exchange}
     if "x-request-id" in wanted:
         metadata["client_id"] = wanted["x-request-id"]

@@ -4,12 +4,12 @@ import asyncio
 import concurrent.futures
 import http.client
 import json
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
 
 import pytest
+from edge_client import Answer, ask, raw
 from envoy_edge import Edge, Engine, eventually, template
 
 from sidecar.edge.envoy_process import find_envoy
@@ -53,48 +53,8 @@ def edge(shared_edge: Edge) -> Iterator[Edge]:
     eventually(lambda: shared_edge.serves([shared_edge.engine.address]), "the pool is back")
 
 
-class Answer:
-    def __init__(self, response: http.client.HTTPResponse) -> None:
-        self.status = response.status
-        self.headers = {k.lower(): v for k, v in response.getheaders()}
-        self.body = response.read()
-
-    @property
-    def reason(self) -> str:
-        """Asserts OpenAI's shape on the way."""
-        error = json.loads(self.body)["error"]
-        assert error.keys() == {"message", "type", "param", "code"}
-        assert error["code"] == self.headers["x-pd-error"]
-        assert self.headers["content-type"] == "application/json"
-        return self.headers["x-pd-error"]
-
-
-def ask(edge: Edge, method: str, path: str, body: bytes = b"", **headers: str) -> Answer:
-    connection = http.client.HTTPConnection("127.0.0.1", edge.settings.listen_port, timeout=15)
-    try:
-        connection.request(
-            method, path, body or None, {k.replace("_", "-"): v for k, v in headers.items()}
-        )
-        return Answer(connection.getresponse())
-    finally:
-        connection.close()
-
-
 def complete(edge: Edge, to: str = "", **headers: str) -> Answer:
     return ask(edge, "POST", "/v1/completions", b'{"a":1}', x_test_to=to, **headers)
-
-
-def raw(edge: Edge, data: bytes) -> tuple[bytes, bytes]:
-    """Head and body of what Envoy says to these bytes, until it closes or is silent for 5 s."""
-    with socket.create_connection(("127.0.0.1", edge.settings.listen_port), timeout=5) as s:
-        s.sendall(data)
-        answer = b""
-        while chunk := s.recv(65536):
-            answer += chunk
-            if b"\r\n\r\n" in answer and answer.rstrip().endswith(b"}"):
-                break
-    head, _, body = answer.partition(b"\r\n\r\n")
-    return head, body
 
 
 def test_envoy_acks_every_type_and_warns_of_nothing(edge: Edge) -> None:
@@ -183,59 +143,6 @@ def test_an_engines_own_refusal_passes_byte_for_byte(edge: Edge) -> None:
     assert "x-pd-error" not in answer.headers
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status", "allow"),
-    [
-        ("GET", "/v1/completions", 405, "POST"),
-        ("HEAD", "/v1/chat/completions", 405, "POST"),
-        ("OPTIONS", "/v1/responses", 405, "POST"),
-        ("PUT", "/v1/messages", 405, "POST"),
-        ("GET", "/v1/messages/count_tokens", 405, "POST"),
-        ("GET", "/tokenize", 405, "POST"),
-        ("GET", "/v2/rerank", 405, "POST"),
-        ("POST", "/health", 405, "GET"),
-        ("POST", "/v1/models", 405, "GET"),
-        ("DELETE", "/ping", 405, "GET, POST"),
-        ("GET", "/", 404, None),
-        ("GET", "/metrics", 404, None),
-        ("GET", "/load", 404, None),
-        ("POST", "/v1/completions/", 404, None),
-        ("POST", "/v1/completionsX", 404, None),
-        ("POST", "/v3/rerank", 404, None),
-        ("POST", "/sleep", 404, None),
-        ("POST", "/start_profile", 404, None),
-    ],
-)
-def test_unknown_paths_and_methods_never_wait_for_the_sidecar(
-    edge: Edge, method: str, path: str, status: int, allow: str | None
-) -> None:
-    answer = ask(edge, method, path)
-    assert (answer.status, answer.headers.get("allow")) == (status, allow)
-    if method != "HEAD":
-        assert answer.reason == ("method_not_allowed" if status == 405 else "not_found")
-    assert edge.seen == []
-
-
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("GET", "/v1/models"), ("GET", "/health"), ("GET", "/ping"), ("POST", "/ping"),
-        ("GET", "/version"), ("POST", "/tokenize"), ("POST", "/detokenize"), ("POST", "/score"),
-        ("POST", "/v1/embeddings"), ("POST", "/pooling"), ("POST", "/classify"),
-        ("POST", "/v1/score"), ("POST", "/rerank"), ("POST", "/v1/rerank"), ("POST", "/v2/rerank"),
-        ("POST", "/v1/messages/count_tokens"), ("POST", "/v1/chat/completions"),
-        ("POST", "/v1/responses"), ("POST", "/v1/messages"), ("POST", "/v1/completions?x=1"),
-        ("POST", "//v1/completions"),
-    ],
-)  # fmt: skip
-def test_every_path_of_vllm_goes_through_the_sidecar(edge: Edge, method: str, path: str) -> None:
-    answer = ask(
-        edge, method, path, b"{}" if method == "POST" else b"", x_test_to=edge.engine.address
-    )
-    assert answer.status == 200
-    assert len(edge.seen) == 1
-
-
 def test_connect_and_upgrades_are_refused_without_the_sidecar(edge: Edge) -> None:
     head, body = raw(edge, b"CONNECT a:80 HTTP/1.1\r\nHost: a:80\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 404")
@@ -250,7 +157,6 @@ def test_connect_and_upgrades_are_refused_without_the_sidecar(edge: Edge) -> Non
     [
         (b"\x00\x01garbage\r\n\r\n", b"400", "bad_request"),
         (b"GET /a%2fb HTTP/1.1\r\nHost: a\r\n\r\n", b"400", "bad_request"),
-        (b"GET /health HTTP/1.0\r\n\r\n", b"426", "http_version"),
         (
             b"GET / HTTP/1.1\r\nHost: a\r\nx: " + b"y" * 70000 + b"\r\n\r\n",
             b"431",

@@ -62,13 +62,6 @@ EDGE_ROWS = [
         reason="bad_request",
     ),
     EdgeRow(
-        name="http_10",
-        event="HTTP/1.0",
-        sent=b"GET /health HTTP/1.0\r\n\r\n",
-        status=426,
-        reason="http_version",
-    ),
-    EdgeRow(
         name="large_headers",
         event="headers beyond Envoy's limit",
         sent=request("GET /health", b"X-Large: " + b"x" * 70_000 + b"\r\n"),

@@ -96,11 +96,19 @@ def test_new_endpoints_change_the_endpoint_list_alone() -> None:
         ("upstream_max_pending", 7, CLUSTER), ("upstream_connect_timeout_s", 7, CLUSTER),
         ("listener_backlog", 7, LISTENER), ("http_idle_timeout_s", 7, LISTENER),
         ("access_log_buffer_interval_ms", 7, LISTENER), ("access_log_path", "/log", LISTENER),
+        ("cors_origins", ("https://a.b",), ROUTES), ("cors_origins", ("*",), ROUTES),
     ],
 )  # fmt: skip
 def test_each_setting_goes_through_its_own_door(setting: str, value: object, door: str) -> None:
     before, after = snapshot(), snapshot(**{setting: value})
     assert [t for t in SEND_ORDER if after.version(t) != before.version(t)] == [door]
+
+
+def test_profiling_adds_a_cluster_and_its_routes() -> None:
+    before, after = snapshot(), snapshot(profile_routes=True)
+    assert after.types[CLUSTER].by_name.keys() == {"engines", "workers", "admin"}
+    changed = [t for t in SEND_ORDER if after.version(t) != before.version(t)]
+    assert changed == [CLUSTER, ROUTES]
 
 
 def test_the_file_access_log_is_there_only_with_a_path() -> None:

@@ -53,6 +53,14 @@ def test_a_mapping_with_when_is_there_only_with_its_value(value: object, left: o
     assert fill("a: {$when: '${v}', b: 1}", v=value) == left
 
 
+def test_a_list_item_with_each_stands_once_for_every_item_with_its_type() -> None:
+    text = "a: [0, {$each: '${v}', b: '${each}', c: '${x}-${each}'}, 9]"
+    assert fill(text, v=[1, {"d": 2}], x="x") == {
+        "a": [0, {"b": 1, "c": "x-1"}, {"b": {"d": 2}, "c": "x-{'d': 2}"}, 9]
+    }
+    assert fill(text, v=[], x="x") == {"a": [0, 9]}
+
+
 def test_filling_leaves_the_template_as_it_was() -> None:
     template = Template.parse("f", "x: &x {a: '${v}'}\ny: {<<: *x, b: 1}")
     assert template.fill({"v": 1}) == {"x": {"a": 1}, "y": {"a": 1, "b": 1}}
