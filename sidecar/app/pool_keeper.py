@@ -14,6 +14,7 @@ import msgspec
 
 from sidecar.app.accounting import Accounting
 from sidecar.routing.instance import Instance, Role, Version
+from sidecar.routing.model_card import ModelCard
 from sidecar.routing.probe import ProbeOutcome, ProbeTarget
 from sidecar.routing.record import Change, ChangeKind
 from sidecar.routing.registry import Registry
@@ -94,10 +95,13 @@ class PoolKeeper:
         self.registry.stood_still(now)
 
     def described(
-        self, address: str, generation: int, version: Version | None, models: tuple[str, ...]
+        self, address: str, generation: int, version: Version | None, cards: tuple[ModelCard, ...]
     ) -> None:
-        models = self._static_models.get(address) or models
-        self._apply(self.registry.describe(address, generation, version, models))
+        named = self._static_models.get(address)
+        if named:
+            asked = {card.name: card for card in cards}
+            cards = tuple(asked.get(name) or ModelCard(name) for name in named)
+        self._apply(self.registry.describe(address, generation, version, cards))
 
     def resolved(self, address: str, generation: int, endpoint: str | None) -> None:
         self._apply(self.registry.resolved(address, generation, endpoint))

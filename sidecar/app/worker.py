@@ -22,12 +22,13 @@ from sidecar.edge.run_dir import RunDir
 from sidecar.edge.shared_cursors import SharedCursors
 from sidecar.edge.transfer_journal import TransferJournal
 from sidecar.edge.worker_link import LinkClient
+from sidecar.exchange.body_budget import BodyBudget
 from sidecar.exchange.effects import StartPrefill
 from sidecar.exchange.events import PrefillAnswered, PrefillFailed
 from sidecar.exchange.machine import Exchange
 from sidecar.exchange.records import Hello, Record
 from sidecar.exchange.situation import survey
-from sidecar.routing.policies import another_decode, pick, pick_single, spare_decode
+from sidecar.routing.policies import another_decode, pick, spare_decode
 from sidecar.routing.pool import Pool
 from sidecar.routing.slots import Demand, NoPlacement, Placement
 from sidecar.routing.view import View
@@ -45,6 +46,7 @@ class Worker:
         self._limits = settings.limits(config)
         self._cursors = SharedCursors(run_dir.cursors)
         self._client = PrefillClient(config.tuning.upstream.connect_timeout_s)
+        self._bodies = BodyBudget(settings.body_budget_bytes(config))
         self._has_view = asyncio.Event()
         self._set_view(View(number=0))
         self._journal = TransferJournal(run_dir.transfers(index))
@@ -112,12 +114,10 @@ class Worker:
         self._situation = survey(view)
 
     def new_exchange(self) -> Exchange:
-        return Exchange(uuid4().hex, self._index, self._situation, self._limits)
+        return Exchange(uuid4().hex, self._index, self._situation, self._limits, self._bodies)
 
-    def pick(self, demand: Demand | None) -> Placement | NoPlacement:
+    def pick(self, demand: Demand) -> Placement | NoPlacement:
         with self._cursors.held():
-            if demand is None:
-                return pick_single(self._pool, Demand(), self._cursors)
             return pick(self._pool, demand, self._cursors)
 
     def confirm(self, placement: Placement, demand: Demand) -> Placement | NoPlacement:

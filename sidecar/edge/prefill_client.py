@@ -9,6 +9,7 @@ import errno
 from time import perf_counter
 
 import aiohttp
+from multidict import CIMultiDictProxy
 
 from sidecar.exchange.effects import StartPrefill
 from sidecar.exchange.events import PrefillAnswered, PrefillFailed
@@ -49,7 +50,7 @@ class PrefillClient:
                 return PrefillAnswered(
                     status=response.status,
                     body=body,
-                    content_type=response.headers.get("content-type", "application/json"),
+                    headers=_for_the_client(response.headers),
                     seconds=perf_counter() - started,
                 )
         except aiohttp.ConnectionTimeoutError:
@@ -67,6 +68,24 @@ class PrefillClient:
 
     async def close(self) -> None:
         await self._session.close()
+
+
+_NOT_FOR_THE_CLIENT = frozenset(
+    (
+        "connection", "content-encoding", "content-length", "date", "keep-alive",
+        "proxy-authenticate", "server", "trailer", "transfer-encoding", "upgrade", "x-request-id",
+    )
+)  # fmt: skip
+"""Of one connection, undone by this client (the encoding), or said anew by the edge."""
+
+
+def _for_the_client(headers: "CIMultiDictProxy[str]") -> dict[str, str]:
+    joined: dict[str, str] = {}
+    for name, value in headers.items():
+        key = name.lower()
+        if key not in _NOT_FOR_THE_CLIENT:
+            joined[key] = f"{joined[key]}, {value}" if key in joined else value
+    return joined
 
 
 async def _body(response: aiohttp.ClientResponse, limit_s: float | None) -> bytes | None:

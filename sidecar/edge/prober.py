@@ -25,9 +25,11 @@ from http import HTTPStatus
 from typing import Any
 
 import aiohttp
+import msgspec
 from yarl import URL
 
 from sidecar.routing.instance import Version
+from sidecar.routing.model_card import ModelCard
 from sidecar.routing.probe import ProbeOutcome, ProbeTarget
 from sidecar.wire.description import parse_models, parse_version
 from sidecar.wire.names import as_ip, join_address
@@ -47,6 +49,8 @@ MAX_BODY_BYTES = 1024 * 1024
 """read of `/version` and `/v1/models`"""
 DESCRIBE_EVERY = 5
 """good probes between two attempts to learn what is still unknown"""
+ASK_AGAIN_EVERY = 15
+"""good probes between two questions for what is known: adapters are loaded while an engine runs"""
 RESOLVE_EVERY_S = 30.0
 """age at which a name is looked up again; at once after a bad probe"""
 RESOLVER_THREADS = 8
@@ -62,7 +66,7 @@ _CONNECT_FAULTS: dict[int | None, ProbeOutcome] = {
 
 OnProbe = Callable[[str, int, ProbeOutcome], None]
 """(address, generation, outcome)"""
-OnDescribed = Callable[[str, int, Version | None, tuple[str, ...]], None]
+OnDescribed = Callable[[str, int, Version | None, tuple[ModelCard, ...]], None]
 """(address, generation, version or unknown, models or unknown), first and whenever that changed"""
 OnResolved = Callable[[str, int, str | None], None]
 """(address, generation, `ip:port` or not resolvable), first and whenever that changed"""
@@ -206,7 +210,7 @@ class _Watch:
         self._host = url.host or ""
         self._port = url.port or 80
         self._resolved_at: float | None = None
-        self._known: tuple[Version | None, tuple[str, ...]] | None = None
+        self._known: tuple[Version | None, tuple[ModelCard, ...]] | None = None
         """None: not reported yet"""
         self._good = 0
         self._was_ok = True
@@ -247,7 +251,8 @@ class _Watch:
             self._prober.count_doubtful(-1 if self._is_good else 1)
         if self._was_ok:
             if is_back or self._known is None or self._good % DESCRIBE_EVERY == 0:
-                await self._describe(is_back)
+                is_due = self._good > 0 and self._good % ASK_AGAIN_EVERY == 0
+                await self._describe(is_back or is_due)
             self._good += 1
         self._prober.on_probe(self._address, self.generation, outcome)
 
@@ -304,18 +309,18 @@ class _Watch:
             return ProbeOutcome.BAD_STATUS
         return ProbeOutcome.OK if status == HTTPStatus.OK else ProbeOutcome.BAD_STATUS
 
-    async def _describe(self, is_back: bool) -> None:
-        """Ask for what is unknown; for all if it `is_back`, and what it does not say then stays."""
-        version, models = self._known or (None, ())
-        if version is None or is_back:
+    async def _describe(self, asks_all: bool) -> None:
+        """Ask for what is unknown, or for all; what it does not say then stays."""
+        version, cards = self._known or (None, ())
+        if version is None or asks_all:
             said = await self._ask("/version")
             version = version if said is None else parse_version(said)
-        if not models or is_back:
+        if not cards or asks_all:
             said = await self._ask("/v1/models")
-            models = models if said is None else parse_models(said)
-        if (version, models) != self._known:
-            self._known = (version, models)
-            self._prober.on_described(self._address, self.generation, version, models)
+            cards = cards if said is None else _first_seen(cards, parse_models(said))
+        if (version, cards) != self._known:
+            self._known = (version, cards)
+            self._prober.on_described(self._address, self.generation, version, cards)
 
     async def _ask(self, path: str) -> bytes | None:
         """The body of a 200; None when there is none to be had."""
@@ -329,3 +334,11 @@ class _Watch:
         assert self.ip is not None, "resolved before it is asked"
         url = URL.build(scheme=self._scheme, host=self.ip, port=self._port, path=path)
         return await self._prober.get(url, self._host)
+
+
+def _first_seen(before: tuple[ModelCard, ...], now: tuple[ModelCard, ...]) -> tuple[ModelCard, ...]:
+    """The cards of `now`, with the time of those that were there `before`."""
+    created = {card.name: card.created for card in before}
+    return tuple(
+        msgspec.structs.replace(card, created=created.get(card.name, card.created)) for card in now
+    )

@@ -32,17 +32,17 @@ class Answers(msgspec.Struct, frozen=True):
         """With the metadata by which the access log knows it."""
         return msgspec.structs.replace(reply, metadata=self.metadata | reply.metadata)
 
-    def refusal(self, reason: Reason, detail: str = "") -> ImmediateReply:
-        return self.marked(refusal(reason, detail=detail, echo=self.echo))
+    def refusal(self, reason: Reason, detail: str = "", param: str | None = None) -> ImmediateReply:
+        return self.marked(refusal(reason, detail=detail, param=param, echo=self.echo))
 
     def rejection(self, event: PrefillAnswered) -> ImmediateReply:
-        """Prefill's own refusal of the request, its body byte for byte."""
+        """Prefill's own refusal of the request: its body byte for byte, and its headers."""
         reason = Reason.PREFILL_REJECTED
         return self.marked(
             ImmediateReply(
                 status=event.status,
                 body=event.body or b"",
-                headers={"content-type": event.content_type, "x-pd-error": reason, **self.echo},
+                headers={**event.headers, "x-pd-error": reason, **self.echo},
                 metadata={"reply": reason},
             )
         )

@@ -21,8 +21,7 @@ class Send(msgspec.Struct, frozen=True):
 class Place(msgspec.Struct, frozen=True):
     """Pick slots now, synchronously, and hand the Placement or NoPlacement back as an event."""
 
-    demand: Demand | None
-    """None: any one instance will do"""
+    demand: Demand
 
 
 class Confirm(msgspec.Struct, frozen=True):

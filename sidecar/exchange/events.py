@@ -14,7 +14,8 @@ class PrefillAnswered(msgspec.Struct, frozen=True, kw_only=True):
     status: int
     body: bytes | None
     """None: a 2xx whose body was not whole within `body_timeout_s`"""
-    content_type: str = "application/json"
+    headers: dict[str, str] = {}
+    """those that are for the client, names in lower case"""
     seconds: float = 0.0
 
 

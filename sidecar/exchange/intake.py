@@ -2,10 +2,13 @@
 
 import msgspec
 
+from sidecar.exchange.body_budget import UNDECLARED_BYTES
 from sidecar.exchange.reasons import Reason
 from sidecar.exchange.situation import Limits, Situation
 from sidecar.wire import kv_transfer, openai
 from sidecar.wire.ext_proc import RequestHeaders
+from sidecar.wire.paths import Api
+from sidecar.wire.transferable import can_transfer
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -13,47 +16,71 @@ class Refusal(msgspec.Struct, frozen=True):
 
     reason: Reason
     detail: str = ""
+    param: str | None = None
+    """the field of the body that is at fault"""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """The client's request, parsed."""
 
     exchange: str
-    api: openai.Api
+    api: Api
     headers: dict[str, str]
     fields: openai.Fields
     model: str
+    """as the client wrote it; empty: it named none"""
+    model_label: str
+    """for metrics and logs"""
     is_streaming: bool
+    can_transfer: bool
+    """False: one instance serves it whole"""
     body_bytes: int
 
 
 def refuse_headers(
-    event: RequestHeaders, api: openai.Api | None, situation: Situation, limits: Limits
+    event: RequestHeaders, api: Api | None, situation: Situation, limits: Limits
 ) -> Refusal | None:
     """Why to refuse before a byte of the body is buffered; None: go on."""
     if situation.is_draining:
         return Refusal(Reason.DRAINING)
     if api is None:
         return None
-    if not situation.has_prefill:
+    if api is not Api.BATCH and not situation.has_prefill:
         return Refusal(Reason.NO_PREFILL_INSTANCE)
-    if not situation.has_decode:
+    if api is not Api.BATCH and not situation.has_decode:
         return Refusal(Reason.NO_DECODE_INSTANCE)
     if event.is_last:
         return Refusal(Reason.BODY_MISSING)
+    return refuse_body_headers(event, limits)
+
+
+def refuse_body_headers(event: RequestHeaders, limits: Limits) -> Refusal | None:
+    """Of a request whose body will be read here."""
     encoding = event.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
         return Refusal(Reason.BODY_ENCODING)
-    return _refuse_size(_content_length(event.headers.get("content-length", "")), limits)
+    return _refuse_size(_content_length(event) or 0, limits)
 
 
-def _content_length(text: str) -> int:
-    """0 for what is not one: the body's own size is checked in any case."""
-    return int(text) if text.isdecimal() and len(text) < 20 else 0
+def expected_bytes(event: RequestHeaders) -> int:
+    """The size of the body, as far as it is declared."""
+    declared = _content_length(event)
+    return UNDECLARED_BYTES if declared is None else declared
+
+
+def _content_length(event: RequestHeaders) -> int | None:
+    """None for what is no number: the body's own size is checked in any case."""
+    text = event.headers.get("content-length", "")
+    return int(text) if text.isdecimal() and len(text) < 20 else None
 
 
 def read_request(
-    exchange: str, api: openai.Api, headers: dict[str, str], body: bytes, limits: Limits
+    exchange: str,
+    api: Api,
+    headers: dict[str, str],
+    body: bytes,
+    situation: Situation,
+    limits: Limits,
 ) -> Request | Refusal:
     """The parsed request, without the fields that only a router may set."""
     too_large = _refuse_size(len(body), limits)
@@ -63,15 +90,52 @@ def read_request(
         fields = kv_transfer.without_forbidden(openai.split(body))
     except openai.BodyError as error:
         return Refusal(Reason.BODY_INVALID, str(error))
+    model = openai.text(fields, "model") or ""
+    refused = _refuse_model(model, situation) or _refuse_storing(fields, api)
+    if refused is not None:
+        return refused
     return Request(
         exchange=exchange,
         api=api,
         headers=headers,
         fields=fields,
-        model=openai.text(fields, "model") or "",
+        model=model,
+        model_label=situation.model_label(model),
         is_streaming=openai.is_true(fields, "stream"),
+        can_transfer=can_transfer(fields, api, situation.context_tokens(model)),
         body_bytes=len(body),
     )
+
+
+def read_model(body: bytes, situation: Situation, limits: Limits) -> str | Refusal:
+    """The model that a single-instance path's body names; empty: none, and there is but one."""
+    too_large = _refuse_size(len(body), limits)
+    if too_large is not None:
+        return too_large
+    try:
+        model = openai.text(openai.split(body), "model") or ""
+    except openai.BodyError as error:
+        return Refusal(Reason.BODY_INVALID, str(error))
+    return _refuse_model(model, situation) or model
+
+
+def _refuse_model(model: str, situation: Situation) -> Refusal | None:
+    if model or situation.default_model is not None:
+        return None
+    names = ", ".join(situation.models)
+    detail = f"This pool serves several models: name one in `model` ({names})."
+    return Refusal(Reason.MODEL_MISSING, detail, param="model")
+
+
+def _refuse_storing(fields: openai.Fields, api: Api) -> Refusal | None:
+    """An answer that is kept is kept by one engine, which no later request would find again."""
+    if api is not Api.RESPONSES:
+        return None
+    for name in ("store", "background", "previous_response_id"):
+        if openai.is_set(fields, name):
+            detail = f"Responses are not kept behind this router: leave out `{name}`."
+            return Refusal(Reason.STORED_RESPONSE, detail, param=name)
+    return None
 
 
 def _refuse_size(size: int, limits: Limits) -> Refusal | None:

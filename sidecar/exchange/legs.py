@@ -14,7 +14,8 @@ from sidecar.routing.instance import TransferMode
 from sidecar.routing.slots import Placement, Slot, Target
 from sidecar.wire import kv_transfer
 from sidecar.wire.ext_proc import DESTINATION, STRIPPED, BodyReply, HeadersReply
-from sidecar.wire.openai import SUFFIX, Api, Fields, join
+from sidecar.wire.openai import Fields, join
+from sidecar.wire.paths import SUFFIX, Api
 
 _NOT_FORWARDED = frozenset(
     (
@@ -116,12 +117,23 @@ def aggregated_leg(
 
 
 def single_leg(
-    exchange: str, path: str, target: Target, limits: Limits, metadata: dict[str, str]
-) -> HeadersReply:
-    """A single-instance path to one instance, which spreads it over its ranks itself."""
+    exchange: str,
+    path: str,
+    target: Target,
+    limits: Limits,
+    metadata: dict[str, str],
+    *,
+    has_body: bool,
+) -> HeadersReply | BodyReply:
+    """A single-instance path to one instance, which spreads it over its ranks itself.
+
+    `has_body`: it was placed by its body, which goes on as it came.
+    """
     headers = _destination(target, path)
     headers["x-request-id"] = exchange
     headers |= _authorization(limits)
+    if has_body:
+        return BodyReply(body=None, set_headers=headers, metadata=metadata)
     return HeadersReply(set_headers=headers, metadata=metadata)
 
 

@@ -3,6 +3,7 @@ r"""One exchange as a state machine: an event in, effects out; no I/O, no clock,
     HEADERS --refused, own answer, single-instance path--------------------------> DONE
        |
      BODY --refused--------------------------------------------------------------> DONE
+       |    (of a single-instance path only where the pool serves several models)
        |
     PLACING --nothing placeable, aggregated--------------------------------------> DONE
        |  \
@@ -33,19 +34,30 @@ import msgspec
 
 from sidecar.exchange import legs
 from sidecar.exchange.answers import Answers
+from sidecar.exchange.body_budget import Budget
+from sidecar.exchange.demands import demand_of, single_demand
 from sidecar.exchange.effects import Confirm, Effect, Note, Place, Send
 from sidecar.exchange.events import Broke, ClientLeft, Event, PrefillAnswered, PrefillFailed
-from sidecar.exchange.intake import Refusal, Request, read_request, refuse_headers
+from sidecar.exchange.holding import Holding
+from sidecar.exchange.intake import (
+    Refusal,
+    Request,
+    read_model,
+    read_request,
+    refuse_body_headers,
+    refuse_headers,
+)
 from sidecar.exchange.own_paths import own_answer
 from sidecar.exchange.phase import CLIENT_PHASE, IllegalEvent, Phase
 from sidecar.exchange.prefill_leg import Ended, PrefillLeg, fault_of
 from sidecar.exchange.reasons import Reason
-from sidecar.exchange.receipt import client_id, placed_record, receipt, refused_record, trail
-from sidecar.exchange.records import Moved, Placed, Replied, Spare
+from sidecar.exchange.receipt import client_id, refused_record
+from sidecar.exchange.records import Placed
 from sidecar.exchange.situation import Limits, Situation
+from sidecar.exchange.upload import Upload
 from sidecar.routing.instance import Role, TransferMode
 from sidecar.routing.slots import Demand, NoPlacement, Placement, Target
-from sidecar.wire import kv_transfer, openai
+from sidecar.wire import kv_transfer, paths
 from sidecar.wire.ext_proc import (
     HeadersReply,
     PassReply,
@@ -58,28 +70,35 @@ from sidecar.wire.ext_proc import (
 class Exchange:
     """One client request with its two legs (design §3)."""
 
-    def __init__(self, exchange_id: str, worker: int, situation: Situation, limits: Limits) -> None:
+    def __init__(
+        self,
+        exchange_id: str,
+        worker: int,
+        situation: Situation,
+        limits: Limits,
+        budget: Budget,
+    ) -> None:
         self.exchange_id = exchange_id
         self.phase = Phase.HEADERS
-        self._worker = worker
         self._situation = situation
         self._limits = limits
+        self._upload = Upload(budget)
+        self._holding = Holding(worker, limits)
         self._headers: dict[str, str] = {}
         self._answers = Answers(exchange_id)
-        self._api: openai.Api | None = None
+        self._api: paths.Api | None = None
         self._request: Request | None = None
         self._placement: Placement | None = None
         self._pair: kv_transfer.Pair | None = None
         self._prefill = PrefillLeg(exchange_id)
-        self._spare: Target | None = None
-        self._is_placed = False
-        self._record: Placed | None = None
+        self._is_placed_by_body = False
+        """a single-instance path, by the model in its body"""
 
     @property
     def open_record(self) -> Placed | None:
         """What this exchange holds open, for a control process that has forgotten it."""
-        is_held = self._is_placed or self.phase is Phase.PREFILL_ALONE
-        record = self._record if is_held else None
+        is_held = self._holding.is_open or self.phase is Phase.PREFILL_ALONE
+        record = self._holding.record if is_held else None
         if record is None or record.mode is None or self._prefill.is_running:
             return record
         return msgspec.structs.replace(record, prefill=None)
@@ -99,46 +118,72 @@ class Exchange:
         self._headers = event.headers
         client = client_id(event.headers.get("x-request-id", ""))
         self._answers = Answers(self.exchange_id, client)
-        self._api = openai.api_of(event.path) if event.method == "POST" else None
-        answer = own_answer(event.path, self._situation, self._answers.echo)
-        if answer is not None:
-            return self._finish([Send(self._answers.marked(answer))])
+        self._api = paths.api_of(event.path) if event.method == "POST" else None
+        own = paths.own_of(event.path)
+        if own is not None:
+            return self._answer_itself(own)
         refused = refuse_headers(event, self._api, self._situation, self._limits)
         if refused is not None:
-            return self._refuse(refused.reason, refused.detail)
+            return self._refused(refused)
         if self._api is None:
+            return self._on_single_headers(event)
+        return self._await_body(event)
+
+    def _answer_itself(self, own: paths.Own) -> list[Effect]:
+        answer = own_answer(own, self._situation, self._answers.echo)
+        if answer is None:
+            return self._refuse(Reason.STORED_RESPONSE)
+        return self._finish([Send(self._answers.marked(answer))])
+
+    def _on_single_headers(self, event: RequestHeaders) -> list[Effect]:
+        """Placed at once, and its body passes by, unless which model it is for decides."""
+        if event.is_last or self._situation.default_model is not None:
             self.phase = Phase.PLACING
-            return [Place(None)]
+            return [Place(single_demand(event.path, "", self._limits))]
+        refused = refuse_body_headers(event, self._limits)
+        return self._refused(refused) if refused is not None else self._await_body(event)
+
+    def _await_body(self, event: RequestHeaders) -> list[Effect]:
+        if not self._upload.expect(event):
+            return self._refuse(Reason.TOO_MANY_BODY_BYTES)
         self.phase = Phase.BODY
         reply = HeadersReply(
             set_headers={"x-request-id": self.exchange_id},
             metadata=self._answers.metadata,
             # Only a WRITE placement uses them; whether it will be one is not known yet, and asking
             # costs nothing where the stream ends with the body reply.
-            wants_response_headers=True,
+            wants_response_headers=self._api is not None,
         )
         return [Send(reply)]
 
     # --- the body step ----------------------------------------------------------------------
 
     def _on_body(self, event: RequestBody, now: float) -> list[Effect]:
-        assert self._api is not None
-        request = read_request(self.exchange_id, self._api, self._headers, event.body, self._limits)
+        if not self._upload.arrived(len(event.body)):
+            return self._refuse(Reason.TOO_MANY_BODY_BYTES)
+        if self._api is None:
+            return self._on_single_body(event.body)
+        request = read_request(
+            self.exchange_id, self._api, self._headers, event.body, self._situation, self._limits
+        )
         if isinstance(request, Refusal):
-            return self._refuse(request.reason, request.detail)
+            return self._refused(request)
         self._request = request
         self._prefill.deadline = now + self._limits.prefill_timeout_s
         self.phase = Phase.PLACING
         return [Place(self._demand())]
 
+    def _on_single_body(self, body: bytes) -> list[Effect]:
+        model = read_model(body, self._situation, self._limits)
+        if isinstance(model, Refusal):
+            return self._refused(model)
+        self._is_placed_by_body = True
+        self.phase = Phase.PLACING
+        return [Place(single_demand(self._headers.get(":path", "/"), model, self._limits))]
+
     def _demand(self) -> Demand:
-        request = self._request
-        assert request is not None
-        return Demand(
-            model=request.model or None,
-            is_aggregated=openai.needs_one_instance(request.fields, request.api),
-            excluded=self._prefill.tried,
-        )
+        assert self._request is not None
+        return demand_of(self._request, self._limits, self._prefill.tried)
 
     def _on_no_placement(self, event: NoPlacement, _now: float) -> list[Effect]:
         reason = Reason(event.reason)
@@ -164,55 +209,46 @@ class Exchange:
         deadline = self._prefill.deadline
         start = legs.prefill_leg(request, event, self._pair, self._limits, deadline, now)
         self._prefill.begin(start.transfer.transfer_id if start.transfer else None)
-        effects: list[Effect] = [Note(self._take(event.mode, event.prefill, event.decode)), start]
+        taken = self._holding.take_pair(self._answers, request, event, self._pair.transfer_id)
+        self._show_route(event.prefill, event.decode)
+        effects: list[Effect] = [taken, start]
         if event.mode is TransferMode.READ:
             self.phase = Phase.PREFILL
             return effects
         self.phase = Phase.DECODE
         reply = legs.decode_leg(
-            request, event, self._pair, self._limits, None, self._placed_metadata()
+            request, event, self._pair, self._limits, None, self._holding.metadata(self._answers)
         )
         return [*effects, Send(reply)]
 
-    def _take(
-        self, mode: TransferMode | None, prefill: Target | None, decode: Target | None
-    ) -> Placed:
-        self._record = placed_record(
-            self._answers, self._worker, self._api, self._request, mode, prefill, decode
-        )
-        if mode is not None and self._pair is not None:
-            transfer_id = self._pair.transfer_id
-            self._record = msgspec.structs.replace(self._record, transfer_id=transfer_id)
-        self._is_placed = True
-        self._show_route(prefill, decode)
-        return self._record
-
     def _show_route(self, prefill: Target | None, decode: Target | None) -> None:
-        if self._limits.shows_route:
-            route = receipt(prefill, decode, self._limits.shows_addresses)
-            self._answers = msgspec.structs.replace(self._answers, route=route)
+        self._answers = self._holding.shown(self._answers, prefill, decode)
 
-    def _take_one(self, target: Target) -> Placed:
-        if target.member.instance.role is Role.PREFILL:
-            return self._take(None, target, None)
-        return self._take(None, None, target)
+    def _take_one(self, target: Target) -> Note:
+        taken = self._holding.take_one(self._answers, self._api, self._request, target)
+        is_prefill = target.member.instance.role is Role.PREFILL
+        self._show_route(target if is_prefill else None, None if is_prefill else target)
+        return taken
 
     def _serve_single(self, target: Target) -> list[Effect]:
-        """A single-instance path, placed at the headers step; the body passes by."""
-        taken = Note(self._take_one(target))
+        """A single-instance path; its body goes on as it is."""
+        taken = self._take_one(target)
         reply = legs.single_leg(
             self.exchange_id,
             self._headers.get(":path", "/"),
             target,
             self._limits,
-            self._placed_metadata(),
+            self._holding.metadata(self._answers),
+            has_body=self._is_placed_by_body,
         )
         return self._finish([taken, Send(reply)], is_handed_over=True)
 
     def _serve_aggregated(self, target: Target) -> list[Effect]:
         assert self._request is not None
-        taken = Note(self._take_one(target))
-        reply = legs.aggregated_leg(self._request, target, self._limits, self._placed_metadata())
+        taken = self._take_one(target)
+        reply = legs.aggregated_leg(
+            self._request, target, self._limits, self._holding.metadata(self._answers)
+        )
         return self._finish([taken, Send(reply)], is_handed_over=True)
 
     # --- prefill ----------------------------------------------------------------------------
@@ -263,18 +299,16 @@ class Exchange:
             self._pair = msgspec.structs.replace(
                 self._pair, decode=event.decode.member, decode_rank=event.decode.dp_rank
             )
-            assert self._record is not None
-            self._record = msgspec.structs.replace(self._record, decode=event.decode.slot)
+            effects = [self._holding.move(event.decode)]
             self._show_route(event.prefill, event.decode)
-            effects = [Note(Moved(exchange=self.exchange_id, decode=event.decode.slot))]
-        self._spare = event.spare
+        self._holding.spare = event.spare
         reply = legs.decode_leg(
             self._request,
             event,
             self._pair,
             self._limits,
             self._prefill.handed_over,
-            self._placed_metadata(),
+            self._holding.metadata(self._answers),
         )
         return self._finish([*effects, Send(reply)], is_handed_over=True)
 
@@ -307,12 +341,20 @@ class Exchange:
 
     # --- ends -------------------------------------------------------------------------------
 
+    def _refused(self, refusal: Refusal) -> list[Effect]:
+        return self._refuse(refusal.reason, refusal.detail, refusal.param)
+
     def _refuse(
-        self, reason: Reason, detail: str = "", *, after: Sequence[Effect] = ()
+        self,
+        reason: Reason,
+        detail: str = "",
+        param: str | None = None,
+        *,
+        after: Sequence[Effect] = (),
     ) -> list[Effect]:
         """Answer for `reason`; whatever is held is given back."""
-        effects = [*after, Send(self._answers.refusal(reason, detail))]
-        if self._is_placed:
+        effects = [*after, Send(self._answers.refusal(reason, detail, param))]
+        if self._holding.is_open:
             return self._finish(effects, reason)
         record = refused_record(self.exchange_id, self._api, self._request, reason)
         return self._finish([*effects, Note(record)])
@@ -345,33 +387,21 @@ class Exchange:
         A prefill leg that decode may wait for goes on: closed, it would leave decode's blocks taken
         for good (protocol e).
         """
+        self._upload.release()
         runs_on = self._prefill.is_awaited
         self.phase = Phase.PREFILL_ALONE if runs_on else Phase.DONE
         if self._prefill.is_running and not runs_on:
             effects = [*effects, *self._prefill.close()]
-        if self._is_placed:
-            self._is_placed = False
-            replied = Replied(
-                exchange=self.exchange_id,
-                is_handed_over=is_handed_over,
-                reason=reason,
-                phase=client_phase,
-                is_prefill_running=runs_on,
-                spare=_spare(self._spare),
-            )
-            effects = [*effects, Note(replied)]
-        return effects
-
-    def _placed_metadata(self) -> dict[str, str]:
-        assert self._record is not None
-        return self._answers.metadata | self._answers.route | {"rec": trail(self._record)}
+        given_back = self._holding.give_back(
+            reason,
+            is_handed_over=is_handed_over,
+            client_phase=client_phase,
+            is_prefill_running=runs_on,
+        )
+        return [*effects, *given_back]
 
 
 _UNREACHED = (Reason.DECODE_REFUSED, Reason.INSTANCE_GONE, Reason.OVERLOADED)
-
-
-def _spare(target: Target | None) -> Spare | None:
-    return None if target is None else Spare(target.slot, target.member.endpoint)
 
 
 _Step = Callable[[Exchange, Any, float], list[Effect]]

@@ -4,15 +4,16 @@ import msgspec
 
 from sidecar.exchange.reasons import OWN_REPLY, Reason, refusal
 from sidecar.exchange.situation import Situation
+from sidecar.routing.model_card import ModelCard
 from sidecar.wire.ext_proc import ImmediateReply
+from sidecar.wire.paths import Own
 
 
-def own_answer(path: str, situation: Situation, echo: dict[str, str]) -> ImmediateReply | None:
-    """The answer of a path that no instance is asked for; None for every other path."""
-    name = path.partition("?")[0]
-    if name in ("/health", "/ping"):
+def own_answer(path: Own, situation: Situation, echo: dict[str, str]) -> ImmediateReply | None:
+    """The answer about ourselves; None: the path is no such question."""
+    if path is Own.HEALTH:
         return _health(situation, echo)
-    if name == "/v1/models":
+    if path is Own.MODELS:
         return _models(situation, echo)
     return None
 
@@ -32,10 +33,18 @@ def why_not_ready(situation: Situation) -> Reason:
 
 
 def _models(situation: Situation, echo: dict[str, str]) -> ImmediateReply:
-    data = [{"id": name, "object": "model", "owned_by": "vllm"} for name in situation.models]
+    data = b",".join(_entry(card) for card in situation.cards)
     return ImmediateReply(
         status=200,
-        body=msgspec.json.encode({"object": "list", "data": data}),
+        body=b'{"object":"list","data":[' + data + b"]}",
         headers={"content-type": "application/json", **echo},
         metadata={"reply": OWN_REPLY},
     )
+
+
+def _entry(card: ModelCard) -> bytes:
+    """What an engine said of it, with the time that it was first seen."""
+    said = card.said.encode() or msgspec.json.encode(
+        {"id": card.name, "object": "model", "owned_by": "vllm"}
+    )
+    return said[:-1] + b',"created":%d}' % (card.created or 0)

@@ -33,6 +33,9 @@ class Reason(StrEnum):
     BODY_INVALID = "body_invalid"
     BODY_TOO_LARGE = "body_too_large"
     BODY_ENCODING = "body_encoding"
+    MODEL_MISSING = "model_missing"
+    STORED_RESPONSE = "stored_response"
+    TOO_MANY_BODY_BYTES = "too_many_body_bytes"
     PREFILL_REFUSED = "prefill_refused"
     PREFILL_UNREACHABLE = "prefill_unreachable"
     PREFILL_RESET = "prefill_reset"
@@ -67,8 +70,8 @@ class Row(msgspec.Struct, frozen=True):
 
     @property
     def retry_after_s(self) -> int | None:
-        """Every 503 says when to come again: another instance or process may serve by then."""
-        return 1 if self.status == 503 else None
+        """Every 503 and 429 says when to come again: it may be served by then."""
+        return 1 if self.status in (429, 503) else None
 
 
 OWN_REPLY = "own"
@@ -91,6 +94,16 @@ TABLE: dict[Reason, Row] = {
     Reason.BODY_ENCODING: Row(
         415, _CLIENT, _INVALID,
         "The body must not be compressed: send it without Content-Encoding.",
+    ),
+    Reason.MODEL_MISSING: Row(
+        400, _CLIENT, _INVALID, "This pool serves several models: name one in `model`."
+    ),
+    Reason.STORED_RESPONSE: Row(
+        400, _CLIENT, _INVALID, "Responses are not kept behind this router."
+    ),
+    Reason.TOO_MANY_BODY_BYTES: Row(
+        429, _REFUSED, "rate_limit_error",
+        "Too many bytes of request bodies are on their way (tuning.http.max_body_bytes_in_flight).",
     ),
     Reason.PREFILL_REFUSED: Row(502, _PREFILL, _GATEWAY, "The prefill instance refused."),
     Reason.PREFILL_UNREACHABLE: Row(
@@ -149,11 +162,16 @@ TABLE: dict[Reason, Row] = {
 
 
 def refusal(
-    reason: Reason, *, detail: str = "", echo: dict[str, str] | None = None
+    reason: Reason,
+    *,
+    detail: str = "",
+    param: str | None = None,
+    echo: dict[str, str] | None = None,
 ) -> ImmediateReply:
     """The answer for `reason`, in OpenAI's error shape.
 
-    `detail` replaces the table's message; `echo` are headers that every answer carries.
+    `detail` replaces the table's message, `param` names the field at fault; `echo` are headers that
+    every answer carries.
     """
     row = TABLE[reason]
     assert row.status is not None, f"{reason} has no answer"
@@ -162,7 +180,7 @@ def refusal(
         headers["retry-after"] = str(row.retry_after_s)
     return ImmediateReply(
         status=row.status,
-        body=error_body(detail or row.message, row.kind, reason.value),
+        body=error_body(detail or row.message, row.kind, reason.value, param),
         headers=headers,
         metadata={"reply": reason.value},
     )

@@ -8,7 +8,7 @@ from sidecar.exchange.records import Placed, Refused
 from sidecar.routing.instance import TransferMode
 from sidecar.routing.slots import Target
 from sidecar.wire.access_log import Trail, encode_trail
-from sidecar.wire.openai import Api
+from sidecar.wire.paths import Api
 
 _CLIENT_ID_MAX = 128
 _MODEL_MAX = 128
@@ -72,7 +72,7 @@ def _name(api: Api | None) -> str:
 
 
 def _model(request: Request | None) -> str:
-    return request.model[:_MODEL_MAX] if request else ""
+    return request.model_label[:_MODEL_MAX] if request else ""
 
 
 def trail(record: Placed) -> str:

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 import msgspec
 
 from sidecar.routing.instance import Role
-from sidecar.routing.view import View
+from sidecar.routing.model_card import ModelCard
+from sidecar.routing.view import Member, View
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,6 +18,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_body_bytes: int = 64 << 20
     hold_body_timeout_s: float = 1.0
     """WRITE: how long a 2xx of prefill whose body is not whole may hold decode's answer"""
+    aggregated_role: Role = Role.PREFILL
+    """who serves requests that one transfer cannot carry; decode only where it is safe"""
     shows_route: bool = True
     """answers carry the route receipt, `x-pd-prefill` and `x-pd-decode`"""
     shows_addresses: bool = False
@@ -26,17 +29,38 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Situation(msgspec.Struct, frozen=True, kw_only=True):
-    """The pool, as far as the headers step asks."""
+    """The pool, as far as a request's headers and fields ask."""
 
-    is_draining: bool
-    has_prefill: bool
-    has_decode: bool
-    models: tuple[str, ...]
-    """the union of the served names, sorted"""
+    is_draining: bool = False
+    has_prefill: bool = False
+    has_decode: bool = False
+    cards: tuple[ModelCard, ...] = ()
+    """one of each model that is served, sorted by name"""
+    has_unknown_models: bool = False
+    """an instance has not said yet what it serves"""
+    default_model: str | None = ""
+    """What a request means that names no model; empty: that of any instance. None: there are
+    several, and it must name one."""
 
     @property
     def is_ready(self) -> bool:
         return self.has_prefill and self.has_decode and not self.is_draining
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return tuple(card.name for card in self.cards)
+
+    def context_tokens(self, model: str) -> int | None:
+        """Of prompt and answer together, the least that any instance says; None: unknown."""
+        name = model or self.default_model
+        lengths = [card.max_model_len for card in self.cards if card.name == name]
+        return lengths[0] if lengths else None
+
+    def model_label(self, model: str) -> str:
+        """The name for metrics and logs: clients may write anything, instances serve little."""
+        name = model or self.default_model or ""
+        is_known = self.has_unknown_models or any(card.name == name for card in self.cards)
+        return name if is_known or not name else "other"
 
 
 def survey(view: View) -> Situation:
@@ -45,9 +69,35 @@ def survey(view: View) -> Situation:
         is_draining=view.is_draining,
         has_prefill=any(m.instance.role is Role.PREFILL for m in placeable),
         has_decode=any(m.instance.role is Role.DECODE for m in placeable),
-        models=_union(m.models for m in placeable),
+        cards=_union(card for member in placeable for card in _cards(member)),
+        has_unknown_models=any(not m.models for m in placeable),
+        default_model=_default_model(view.members),
     )
 
 
-def _union(names: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-    return tuple(sorted({name for group in names for name in group}))
+def _cards(member: Member) -> tuple[ModelCard, ...]:
+    return member.cards or tuple(ModelCard(name) for name in member.models)
+
+
+def _union(cards: Iterable[ModelCard]) -> tuple[ModelCard, ...]:
+    by_name: dict[str, ModelCard] = {}
+    for card in cards:
+        seen = by_name.setdefault(card.name, card)
+        if (card.max_model_len or 0) < (seen.max_model_len or 0) and card.max_model_len:
+            by_name[card.name] = card
+    return tuple(by_name[name] for name in sorted(by_name))
+
+
+def _default_model(members: Iterable[Member]) -> str | None:
+    """Of all members, also those that are away: a request must not go to another model because its
+    own has no instance at the moment. A name that all serve is the only model, whatever adapters
+    some have."""
+    known = [_base_names(member) for member in members if member.models]
+    if not known:
+        return ""
+    shared = set(known[0]).intersection(*known[1:])
+    return min(shared, key=known[0].index) if shared else None
+
+
+def _base_names(member: Member) -> list[str]:
+    return [card.name for card in _cards(member) if card.parent is None]

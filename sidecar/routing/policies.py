@@ -22,8 +22,14 @@ from sidecar.routing.slots import (
 
 
 def pick(pool: Pool, demand: Demand, cursors: Cursors) -> Placement | NoPlacement:
-    """Place a P/D request, or an aggregated one."""
-    if demand.is_aggregated:
+    """Place what `demand` asks for.
+
+    A request for a model that nobody serves goes whole to one instance, which says so in its own
+    words, or knows better than we do: adapters are loaded while engines run.
+    """
+    if demand.is_model_free:
+        return _pick_any(pool, demand, cursors)
+    if demand.is_aggregated or not pool.may_serve(demand.model):
         return _pick_aggregated(pool, demand, cursors)
     refusal: Placement | NoPlacement | None = None
     for group in _in_turn(pool.groups(demand.model), pool.group_model(demand.model), cursors):
@@ -32,13 +38,6 @@ def pick(pool: Pool, demand: Demand, cursors: Cursors) -> Placement | NoPlacemen
             return result
         refusal = result
     return refusal or NoPlacement(pool.lack(demand.model) or "no_prefill_instance")
-
-
-def pick_single(pool: Pool, demand: Demand, cursors: Cursors) -> Placement | NoPlacement:
-    """Any one placeable instance, a prefill one if there is one: for paths that run no model."""
-    walk = pool.any_role(demand.model)
-    name = f"{pool.group_model(demand.model)}|single"
-    return _pick_one(walk, name, demand, cursors) or NoPlacement("no_prefill_instance")
 
 
 def another_decode(
@@ -160,6 +159,13 @@ def _in_turn(groups: Sequence[Group], model: str, cursors: Cursors) -> Sequence[
     share, whole = len(first.prefill), len(first.prefill) + len(second.prefill)
     is_first = (count + 1) * share // whole > count * share // whole
     return (first, second) if is_first else (second, first)
+
+
+def _pick_any(pool: Pool, demand: Demand, cursors: Cursors) -> Placement | NoPlacement:
+    """A prefill instance if there is one."""
+    walk = pool.any_role(demand.model)
+    name = f"{pool.group_model(demand.model)}|single"
+    return _pick_one(walk, name, demand, cursors) or NoPlacement("no_prefill_instance")
 
 
 def _pick_aggregated(pool: Pool, demand: Demand, cursors: Cursors) -> Placement | NoPlacement:

@@ -19,8 +19,9 @@ from sidecar.routing.instance import Instance, Role, TransferMode, Version
 from sidecar.routing.slots import NoPlacementReason, Target, Walk
 from sidecar.routing.view import Member, View
 
-PLAIN_READ_DECODE_SINCE = Version(0, 33)
-"""from here on a READ decode serves a request without KV parameters right (protocol c)"""
+PLAIN_DECODE_SINCE = {TransferMode.READ: Version(0, 33), TransferMode.WRITE: Version(0, 32)}
+"""From here on a decode engine serves a request without KV parameters right (protocol c). An older
+one in READ answers with garbage and status 200, in WRITE it may wait for ever."""
 
 
 Pairs = tuple[Member, list[Member]]
@@ -82,6 +83,12 @@ class Pool:
         groups is thus bounded by the pool, whatever clients write.
         """
         return model if model is not None and model in self.models else ""
+
+    def may_serve(self, model: str | None) -> bool:
+        """False: every instance has said what it serves, and the model is not among it."""
+        if model is None or model in self.models:
+            return True
+        return any(member.is_placeable and not member.models for member in self.view.members)
 
     def groups(self, model: str | None) -> tuple[Group, ...]:
         """The groups that can serve the model, READ first; none is empty."""
@@ -161,13 +168,12 @@ def compatible(a: Member, b: Member) -> bool:
 def serves_plain(member: Member) -> bool:
     """Whether the instance serves a request without KV parameters right (protocol c).
 
-    Prefill always, decode in WRITE; a READ decode only from 0.33 on: an older one answers with
-    garbage and status 200, so an unknown version does not.
+    Prefill always; decode from a version on, so of an unknown one it does not.
     """
-    instance = member.instance
-    if instance.role is Role.PREFILL or instance.transfer_mode is TransferMode.WRITE:
+    instance, version = member.instance, member.version
+    if instance.role is Role.PREFILL:
         return True
-    return member.version is not None and member.version >= PLAIN_READ_DECODE_SINCE
+    return version is not None and version >= PLAIN_DECODE_SINCE[instance.transfer_mode]
 
 
 def _tp_fits(one: Instance, other: Instance) -> bool:

@@ -10,6 +10,7 @@ from ipaddress import ip_address
 import msgspec
 
 from sidecar.routing.instance import Instance, State, Version
+from sidecar.routing.model_card import ModelCard
 from sidecar.routing.probe import ProbeOutcome
 from sidecar.routing.standing import Standing
 from sidecar.routing.view import Member
@@ -92,7 +93,7 @@ class Record:
     standing: Standing = field(default_factory=Standing)
     """what real requests say"""
     version: Version | None = None
-    models: tuple[str, ...] = ()
+    cards: tuple[ModelCard, ...] = ()
     """While it is gone: those of before. A request for a model that is away must not be placed on
     an engine of another, as one for a name that nobody knows is."""
     is_expired: bool = False
@@ -122,7 +123,8 @@ class Record:
             state=self.state,
             is_placeable=self.state is State.READY and is_listed,
             version=self.version,
-            models=self.models,
+            models=tuple(card.name for card in self.cards),
+            cards=self.cards,
             alive_since=self.alive_since,
         )
 
@@ -157,7 +159,7 @@ class Record:
         self.timeouts = 0
         self.standing = Standing()
         self.version = None
-        self.models = ()
+        self.cards = ()
         self.is_expired = False
         self.is_leaving = False
         self.out_since = None

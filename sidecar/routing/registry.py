@@ -13,6 +13,7 @@ import msgspec
 from sidecar.errors import HeartbeatError
 from sidecar.routing import ejection
 from sidecar.routing.instance import Instance, State, Version
+from sidecar.routing.model_card import ModelCard
 from sidecar.routing.ordinals import Ordinals
 from sidecar.routing.probe import ProbeOutcome, ProbeTarget
 from sidecar.routing.record import (
@@ -167,16 +168,17 @@ class Registry:
         return self._changed(kind, record, f"probe: {outcome}{record.standing.remark(now)}")
 
     def describe(
-        self, address: str, generation: int, version: Version | None, models: tuple[str, ...]
+        self, address: str, generation: int, version: Version | None, cards: tuple[ModelCard, ...]
     ) -> Change | None:
         """What the instance says it runs; None and empty where that is unknown, which must be said
         too before it is ready again: the models of before are kept until then."""
         record = self._of_life(address, generation)
-        if record is None or (record.version, record.models) == (version, models):
+        if record is None or (record.version, record.cards) == (version, cards):
             return None
-        record.version, record.models = version, models
+        record.version, record.cards = version, cards
         shown = f"vLLM {version.major}.{version.minor}" if version else "vLLM of unknown version"
-        return self._changed(ChangeKind.DESCRIBED, record, f"{shown}, models {', '.join(models)}")
+        names = ", ".join(card.name for card in cards)
+        return self._changed(ChangeKind.DESCRIBED, record, f"{shown}, models {names}")
 
     def resolved(self, address: str, generation: int, endpoint: str | None) -> Change | None:
         """The `ip:port` of an instance known by name; None: the name is not known."""

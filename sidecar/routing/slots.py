@@ -51,11 +51,12 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str | None = None
     """the name in its body; None: it names none"""
+    is_model_free: bool = False
+    """runs no model: any one instance will do"""
     is_aggregated: bool = False
     """served whole by one instance"""
     aggregated_role: Role = Role.PREFILL
-    """Which role serves aggregated requests; a decode instance only where that is safe. The
-    configuration does not offer the choice yet."""
+    """which role serves aggregated requests; a decode instance only where that is safe"""
     excluded: frozenset[Slot] = frozenset()
     """slots that must not be handed out: those this request has tried"""
 

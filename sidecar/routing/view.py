@@ -6,6 +6,7 @@ Made by the control process, read by the workers; never changed in place.
 import msgspec
 
 from sidecar.routing.instance import Instance, Role, State, Version
+from sidecar.routing.model_card import ModelCard
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,6 +24,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     """None: unknown, to be treated as 0.20 to 0.31"""
     models: tuple[str, ...] = ()
     """served names; empty: unknown, matches any"""
+    cards: tuple[ModelCard, ...] = ()
+    """what it says of each, as far as it was asked"""
     alive_since: float = 0.0
     """Monotonic seconds (the same clock in all our processes): what was placed there before lies at
     an engine that has died."""

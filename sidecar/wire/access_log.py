@@ -115,7 +115,7 @@ def decode_trail(text: str) -> Trail | None:
     """None for nothing or for what is not a trail (another version's, or a bug): never an error."""
     try:
         return _trail.decode(text) if text else None
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return None
 
 
@@ -172,4 +172,6 @@ def _flags(flags: accesslog_pb2.ResponseFlags) -> frozenset[str]:
 
 
 def _seconds(microseconds: str) -> float | None:
-    return int(microseconds) / 1e6 if microseconds.isdecimal() else None
+    """None for what is no number, or for one of more than 30,000 years."""
+    is_time = microseconds.isdecimal() and len(microseconds) <= 18
+    return int(microseconds) / 1e6 if is_time else None

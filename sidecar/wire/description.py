@@ -9,10 +9,14 @@ import re
 import msgspec
 
 from sidecar.routing.instance import Version
+from sidecar.routing.model_card import ModelCard
+from sidecar.wire.openai import join, split
 
 MAX_MODELS = 1024
 """names taken from one engine: a base model and its adapters"""
 MAX_NAME_CHARS = 512
+MAX_SAID_CHARS = 4096
+"""of one model's entry; a longer one is shown by its name alone"""
 
 _VERSION = re.compile(r"v?(\d{1,4})\.(\d{1,4})(?![\d])")
 
@@ -23,14 +27,21 @@ class _VersionBody(msgspec.Struct):
 
 class _Model(msgspec.Struct):
     id: str
+    parent: object = None
+    max_model_len: object = None
+    created: object = None
 
 
 class _ModelsBody(msgspec.Struct):
-    data: list[_Model]
+    data: list[msgspec.Raw]
 
+
+_OF_THE_MOMENT = ("created", "permission")
+"""another time and another random id in each answer of vLLM"""
 
 _version_decoder = msgspec.json.Decoder(_VersionBody)
 _models_decoder = msgspec.json.Decoder(_ModelsBody)
+_model_decoder = msgspec.json.Decoder(_Model)
 
 
 def parse_version(body: bytes) -> Version | None:
@@ -49,11 +60,32 @@ def parse_version(body: bytes) -> Version | None:
     return Version(int(found[1]), int(found[2]))
 
 
-def parse_models(body: bytes) -> tuple[str, ...]:
-    """`{"data": [{"id": name}, …]}` to the names in order, each once; empty when unknown."""
+def parse_models(body: bytes) -> tuple[ModelCard, ...]:
+    """`{"data": [{"id": name}, …]}` to the cards in order, each name once; empty when unknown."""
     try:
-        models = _models_decoder.decode(body).data
+        entries = _models_decoder.decode(body).data[:MAX_MODELS]
+        cards = [_card(entry) for entry in entries]
     except (msgspec.MsgspecError, RecursionError, ValueError):
         return ()
-    names = (model.id for model in models[:MAX_MODELS])
-    return tuple(dict.fromkeys(name for name in names if 0 < len(name) <= MAX_NAME_CHARS))
+    by_name: dict[str, ModelCard] = {}
+    for card in cards:
+        if 0 < len(card.name) <= MAX_NAME_CHARS:
+            by_name.setdefault(card.name, card)
+    return tuple(by_name.values())
+
+
+def _card(entry: msgspec.Raw) -> ModelCard:
+    model = _model_decoder.decode(entry)
+    said = {k: v for k, v in split(bytes(entry)).items() if k not in _OF_THE_MOMENT}
+    text = join(said).decode()
+    return ModelCard(
+        name=model.id,
+        parent=model.parent if isinstance(model.parent, str) else None,
+        max_model_len=_positive(model.max_model_len),
+        created=_positive(model.created),
+        said=text if len(text) <= MAX_SAID_CHARS else "",
+    )
+
+
+def _positive(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

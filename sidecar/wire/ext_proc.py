@@ -67,7 +67,8 @@ class HeadersReply(msgspec.Struct, frozen=True, kw_only=True):
 class BodyReply(msgspec.Struct, frozen=True, kw_only=True):
     """Send the request on, with this body and these headers (pseudo headers too)."""
 
-    body: bytes
+    body: bytes | None
+    """None: as it came"""
     set_headers: dict[str, str] = {}
     remove_headers: tuple[str, ...] = ()
     metadata: dict[str, str] = {}
@@ -106,9 +107,8 @@ def decode(data: bytes) -> Message:
     if kind == "response_headers":
         headers = _headers(request.response_headers)
         status = headers.get(":status", "")
-        return ResponseHeaders(
-            int(status) if status.isdecimal() else 0, headers.get("x-pd-error", "")
-        )
+        is_status = status.isdecimal() and len(status) == 3
+        return ResponseHeaders(int(status) if is_status else 0, headers.get("x-pd-error", ""))
     return Unexpected(str(kind))
 
 
@@ -138,12 +138,12 @@ def encode(reply: Reply) -> bytes:
     elif isinstance(reply, BodyReply):
         common = response.request_body.response
         common.status = pb.CommonResponse.CONTINUE
-        common.body_mutation.body = reply.body
         common.header_mutation.remove_headers.extend(reply.remove_headers)
-        # Envoy answers an error to a new body without its length.
-        _set_headers(
-            common.header_mutation, reply.set_headers | {"content-length": str(len(reply.body))}
-        )
+        _set_headers(common.header_mutation, reply.set_headers)
+        if reply.body is not None:
+            common.body_mutation.body = reply.body
+            # Envoy answers an error to a new body without its length.
+            _set_headers(common.header_mutation, {"content-length": str(len(reply.body))})
         common.clear_route_cache = reply.clears_route
         _set_metadata(response, reply.metadata)
     elif isinstance(reply, PassReply):

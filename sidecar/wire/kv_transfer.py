@@ -9,7 +9,18 @@ import msgspec
 
 from sidecar.routing.instance import Instance, TransferMode, Version
 from sidecar.routing.view import Member
-from sidecar.wire.openai import CLIENT_FORBIDDEN, FALSE, NULL, ONE, TRUE, Api, Fields, join, split
+from sidecar.wire.openai import (
+    CLIENT_FORBIDDEN,
+    FALSE,
+    NULL,
+    ONE,
+    TRUE,
+    BodyError,
+    Fields,
+    join,
+    split,
+)
+from sidecar.wire.paths import Api
 
 CLEAN_ID_UNTIL = Version(0, 19)
 """up to here the engine never looks into the request id"""
@@ -23,6 +34,7 @@ _PREFILL_DROPS = (
     "stop_sequences",
     "logprobs",
     "top_logprobs",
+    "logprob_token_ids",
     "prompt_logprobs",
     "echo",
 )
@@ -160,7 +172,18 @@ def handed_over(answer: bytes) -> Fields | None:
 
 
 def without_forbidden(fields: Fields) -> Fields:
-    """The client's fields without those that only a router may set."""
+    """The client's fields without those that only a router may set.
+
+    Raises BodyError if they are hidden in `vllm_xargs`: engines take those for sampling parameters,
+    where KV parameters lie too, and one of another type ends the engine.
+    """
+    try:
+        hidden = split(bytes(fields["vllm_xargs"])) if "vllm_xargs" in fields else {}
+    except BodyError:  # no object: for the engine to refuse
+        hidden = {}
+    for name in CLIENT_FORBIDDEN:
+        if name in hidden:
+            raise BodyError(f"vllm_xargs must not have {name}: only the router may set it")
     if not any(name in fields for name in CLIENT_FORBIDDEN):
         return fields
     return {k: v for k, v in fields.items() if k not in CLIENT_FORBIDDEN}

@@ -1,12 +1,12 @@
-"""OpenAI-style requests: the JSON body split at its top level, and what its fields decide.
+"""OpenAI-style requests: the JSON body split at its top level, and its fields read.
 
 Values stay raw bytes (`msgspec.Raw`): a 1 MB prompt is scanned once, never decoded or re-encoded,
 so everything that shapes the prompt is byte-identical on both legs (protocol c). Knows nothing of
 instances or of Envoy.
 """
 
+import codecs
 import re
-from enum import StrEnum
 
 import msgspec
 
@@ -17,25 +17,6 @@ vLLM."""
 TRUE, FALSE, NULL, ONE = (msgspec.Raw(v) for v in (b"true", b"false", b"null", b"1"))
 
 
-class Api(StrEnum):
-    """The paths that are served by prefill and decode together (protocol h)."""
-
-    COMPLETIONS = "completions"
-    CHAT = "chat_completions"
-    RESPONSES = "responses"
-    MESSAGES = "messages"
-
-
-SUFFIX = {
-    Api.COMPLETIONS: "/completions",
-    Api.CHAT: "/chat/completions",
-    Api.RESPONSES: "/responses",
-    Api.MESSAGES: "/messages",
-}
-"""What follows an instance's base URL (which ends in `/v1`)."""
-
-_API_BY_PATH = {"/v1" + suffix: api for api, suffix in SUFFIX.items()}
-
 CLIENT_FORBIDDEN = ("kv_transfer_params", "ec_transfer_params", "request_id")
 """Fields a client must not set: engines dial the hosts they name (protocol f14)."""
 
@@ -44,13 +25,14 @@ class BodyError(ValueError):
     """The body is not one JSON object. The text says where, for the client to read."""
 
 
-def api_of(path: str) -> Api | None:
-    """The P/D API of a request path (query string ignored); None: a single-instance path."""
-    return _API_BY_PATH.get(path.partition("?")[0])
+MAX_DIGITS = 4300
+"""of a number: longer ones are refused by Python's JSON parser, and so by the engines"""
+_UTF8_STEP_BYTES = 1 << 18
 
 
 def split(body: bytes) -> Fields:
     """Split a JSON object at its top level. Raises BodyError with a reason a client understands."""
+    _check_utf8(body)
     try:
         fields = _DECODER.decode(body)
     except RecursionError:
@@ -59,7 +41,31 @@ def split(body: bytes) -> Fields:
         raise BodyError("the body must be one JSON object") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BodyError(f"the body is not valid JSON: {error}") from None
+    for name, value in fields.items():
+        if len(memoryview(value)) > MAX_DIGITS and bytes(memoryview(value)[:1]) in _NUMBER_STARTS:
+            raise BodyError(f"{name[:64]!r} is a number of more than {MAX_DIGITS} digits")
     return fields
+
+
+_NUMBER_STARTS = frozenset(b"%c" % byte for byte in b"-0123456789")
+
+
+def _check_utf8(body: bytes) -> None:
+    """Values are not looked into, so nobody else would find it before the engines. In steps: as one
+    string a body may need four times its size."""
+    if body.isascii():
+        return
+    decoder, view = codecs.getincrementaldecoder("utf-8")(), memoryview(body)
+    at = 0
+    try:
+        for at in range(0, len(body), _UTF8_STEP_BYTES):
+            decoder.decode(view[at : at + _UTF8_STEP_BYTES])
+        at = len(body)
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError as error:
+        pending = len(decoder.getstate()[0])
+        where = max(0, at - pending) + error.start
+        raise BodyError(f"the body is not UTF-8 at byte {where}: {error.reason}") from None
 
 
 _DECODER = msgspec.json.Decoder(Fields)
@@ -93,38 +99,19 @@ def is_set(fields: Fields, name: str) -> bool:
     return raw is not None and bytes(raw).strip() not in (b"null", b"false")
 
 
-def needs_one_instance(fields: Fields, api: Api) -> bool:
-    """Whether one transfer id cannot carry this request (protocol h): it is served aggregated.
-
-    `n > 1`, `best_of > 1`, beam search, `echo`, `prompt_logprobs`, and several prompts in one
-    request.
-    """
-    if any(_is_many(fields.get(name)) for name in ("n", "best_of")):
-        return True
-    if any(is_set(fields, name) for name in ("use_beam_search", "echo", "prompt_logprobs")):
-        return True
-    if api is not Api.COMPLETIONS:
-        return False
-    return sum(_count_prompts(fields.get(name)) for name in ("prompt", "prompt_embeds")) > 1
-
-
-def _is_many(count: msgspec.Raw | None) -> bool:
-    """Not surely one: what is no number is for the engine to refuse, without a transfer."""
-    return count is not None and bytes(count) not in (b"1", b"null")
-
-
-def _count_prompts(prompt: msgspec.Raw | None) -> int:
-    """How many prompts: a list of strings or of token lists is many; `[1,2,3]` is one."""
+def count_items(value: msgspec.Raw, *, of: tuple[bytes, ...]) -> int:
+    """How many things a value is: a list whose first item begins with one of `of` is its items,
+    null is none, anything else is one."""
     # A view: a prompt of 1 MB is not to be copied for a look at its start.
-    view = memoryview(NULL if prompt is None else prompt)
+    view = memoryview(value)
     first = _first(view)
     if first == b"n":
         return 0
-    if first != b"[" or _first(view[1:]) not in (b'"', b"["):
+    if first != b"[" or _first(view[1:]) not in of:
         return 1
     try:
         return len(msgspec.json.decode(view, type=list[msgspec.Raw]))
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return 1
 
 

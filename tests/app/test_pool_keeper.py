@@ -11,6 +11,7 @@ from sidecar.app.pool_keeper import REST, Outlets, PoolKeeper
 from sidecar.exchange.ledger import Ledger
 from sidecar.exchange.records import Placed
 from sidecar.routing.instance import Instance, Role, State, TransferMode, Version
+from sidecar.routing.model_card import ModelCard
 from sidecar.routing.probe import ProbeOutcome, ProbeTarget
 from sidecar.routing.registry import Registry
 from sidecar.routing.slots import Slot
@@ -66,7 +67,7 @@ class Kept:
         self.keeper.heard(instance(address, role, **what), "")
         generation = self.generation(address)
         self.keeper.probed(address, generation, ProbeOutcome.OK)
-        self.keeper.described(address, generation, Version(0, 33), ("m",))
+        self.keeper.described(address, generation, Version(0, 33), (ModelCard("m"),))
 
 
 def test_an_instance_is_placeable_once_probed_and_acknowledged() -> None:

@@ -17,6 +17,7 @@ from polling import until
 
 from sidecar.edge.ext_proc_server import SERVICE, ExtProcServer, _Stream
 from sidecar.errors import StartError
+from sidecar.exchange.body_budget import BodyBudget
 from sidecar.exchange.effects import StartPrefill
 from sidecar.exchange.events import PrefillAnswered, PrefillFailed
 from sidecar.exchange.machine import Exchange
@@ -26,10 +27,11 @@ from sidecar.exchange.records import Placed, PrefillEnded, Record, Refused, Repl
 from sidecar.exchange.situation import Limits, Situation
 from sidecar.exchange.transfer import Transfer
 from sidecar.routing.instance import Instance, Role, State, TransferMode, Version
+from sidecar.routing.model_card import ModelCard
 from sidecar.routing.slots import Demand, NoPlacement, Placement, Target
 from sidecar.routing.view import Member
 
-READY = Situation(is_draining=False, has_prefill=True, has_decode=True, models=("m",))
+READY = Situation(is_draining=False, has_prefill=True, has_decode=True, cards=(ModelCard("m"),))
 GOOD = PrefillAnswered(
     status=200,
     body=b'{"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[1]}}',
@@ -93,7 +95,7 @@ class Here:
 
     def new_exchange(self) -> Exchange:
         self.made += 1
-        return Exchange(f"{self.made:032x}", 0, READY, Limits())
+        return Exchange(f"{self.made:032x}", 0, READY, Limits(), BodyBudget(1 << 30))
 
     def pick(self, _demand: Demand | None) -> Placement | NoPlacement:
         self._fail("pick")

@@ -10,6 +10,7 @@ from time import monotonic
 import pytest
 import pytest_asyncio
 from aiohttp import web
+from multidict import CIMultiDict
 
 from sidecar.edge.prefill_client import PrefillClient
 from sidecar.exchange.effects import StartPrefill
@@ -89,7 +90,7 @@ async def test_the_answer_is_handed_on_whole(client: PrefillClient, engine: Engi
     answered = await client.send(leg(engine.url))
     assert isinstance(answered, PrefillAnswered)
     assert (answered.status, answered.body) == (200, b'{"ok": 1}')
-    assert answered.content_type.startswith("application/json")
+    assert answered.headers["content-type"].startswith("application/json")
     assert 0 < answered.seconds < 5
     ((headers, body),) = engine.requests
     assert body == b"{}"
@@ -99,6 +100,22 @@ async def test_the_answer_is_handed_on_whole(client: PrefillClient, engine: Engi
         "content-length",
         "x-request-id",
     }
+
+
+@pytest.mark.asyncio
+async def test_headers_that_are_for_the_client_come_along(
+    client: PrefillClient, engine: Engine
+) -> None:
+    """Not those of this connection, nor those that the edge says itself."""
+    several = [("X-Ratelimit-Left", "3"), ("Retry-After", "7"), ("Vary", "a"), ("Vary", "b")]
+    hidden = [("Connection", "close"), ("Server", "x"), ("X-Request-Id", "theirs")]
+    engine.answer = lambda: web.Response(
+        status=429, body=b"slow", headers=CIMultiDict([*several, *hidden])
+    )
+    answered = await client.send(leg(engine.url))
+    assert isinstance(answered, PrefillAnswered)
+    answered.headers.pop("content-type")
+    assert answered.headers == {"x-ratelimit-left": "3", "retry-after": "7", "vary": "a, b"}
 
 
 @pytest.mark.asyncio

@@ -17,6 +17,7 @@ from polling import until
 from sidecar.edge import prober as prober_module
 from sidecar.edge.prober import DOUBTFUL_A_SECOND, Prober
 from sidecar.routing.instance import Instance, Role, State, TransferMode, Version
+from sidecar.routing.model_card import ModelCard
 from sidecar.routing.probe import ProbeOutcome, ProbeTarget
 from sidecar.routing.record import Change, ChangeKind
 from sidecar.routing.registry import Registry
@@ -87,10 +88,17 @@ class Seen:
             INTERVAL_S,
             TIMEOUT_S,
             on_probe=lambda a, g, outcome: self.events.append(("probe", a, g, outcome)),
-            on_described=lambda a, g, v, m: self.events.append(("described", a, g, (v, m))),
+            on_described=self._described,
             on_resolved=lambda a, g, endpoint: self.events.append(("resolved", a, g, endpoint)),
             **what,
         )
+
+    def _described(
+        self, address: str, generation: int, version: Version | None, cards: tuple[ModelCard, ...]
+    ) -> None:
+        self.cards = cards
+        names = tuple(card.name for card in cards)
+        self.events.append(("described", address, generation, (version, names)))
 
     def of(self, kind: str, address: str) -> list[Any]:
         return [event[3] for event in self.events if event[:2] == (kind, address)]
@@ -365,6 +373,25 @@ async def test_what_is_unknown_is_asked_again_now_and_then(seen: Seen, engine: E
     engine.version = {"version": "0.32.1"}
     await until(lambda: len(seen.of("described", engine.address)) == 3)
     assert seen.of("described", engine.address)[2] == (Version(0, 32), ("late",))
+
+
+@pytest.mark.asyncio
+async def test_what_is_known_is_asked_again_now_and_then(seen: Seen, engine: Engine) -> None:
+    """Adapters come and go while an engine runs. What it says is the same each time but for the
+    moment that it says it, which is no change; and what it does not say stays."""
+    engine.models = {"data": [{"id": "m", "created": 7}]}
+    seen.prober.watch([target(engine.address)])
+    await until(lambda: len(seen.of("described", engine.address)) == 1)
+    engine.version, engine.models = None, {"data": [{"id": "m", "created": 8}]}
+    asked = engine.asked.count("/v1/models")
+    await until(lambda: engine.asked.count("/v1/models") > asked)
+    more = len(seen.probes(engine.address)) + 2
+    await until(lambda: len(seen.probes(engine.address)) >= more)
+    assert len(seen.of("described", engine.address)) == 1
+    engine.models = {"data": [{"id": "m", "created": 9}, {"id": "lora", "created": 9}]}
+    await until(lambda: len(seen.of("described", engine.address)) == 2)
+    assert seen.of("described", engine.address)[1] == (Version(0, 33), ("m", "lora"))
+    assert [card.created for card in seen.cards] == [7, 9]
 
 
 @pytest.mark.asyncio

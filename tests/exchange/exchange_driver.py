@@ -3,6 +3,7 @@ keeps what a test asks about. Fails at once where an effect comes that may not c
 
 from collections.abc import Sequence
 
+from sidecar.exchange.body_budget import BodyBudget
 from sidecar.exchange.effects import (
     ClosePrefill,
     Confirm,
@@ -20,12 +21,13 @@ from sidecar.exchange.phase import Phase
 from sidecar.exchange.records import Placed, PrefillEnded, Record, Refused, Replied
 from sidecar.exchange.situation import Limits, Situation
 from sidecar.routing.instance import Instance, Role, State, TransferMode, Version
+from sidecar.routing.model_card import ModelCard
 from sidecar.routing.slots import Demand, NoPlacement, Placement, Target
 from sidecar.routing.view import Member
 from sidecar.wire.ext_proc import BodyReply, ImmediateReply, Reply, RequestBody, RequestHeaders
 
 ID = "0123456789abcdef0123456789abcdef"
-READY = Situation(is_draining=False, has_prefill=True, has_decode=True, models=("m",))
+READY = Situation(is_draining=False, has_prefill=True, has_decode=True, cards=(ModelCard("m"),))
 READ, WRITE = TransferMode.READ, TransferMode.WRITE
 V33 = Version(0, 33)
 RESPONSES = "/v1/responses"
@@ -101,8 +103,12 @@ class Driver:
         confirms: Placement | NoPlacement | None = None,
         limits: Limits | None = None,
         situation: Situation = READY,
+        others_bytes: int = 0,
     ) -> None:
-        self.exchange = Exchange(ID, 3, situation, limits or Limits())
+        self.budget = BodyBudget(1 << 20)
+        self._others_bytes = others_bytes
+        self.budget.take(others_bytes)
+        self.exchange = Exchange(ID, 3, situation, limits or Limits(), self.budget)
         self.now = 1000.0
         self.sent: list[Reply] = []
         self.notes: list[Record] = []
@@ -125,6 +131,7 @@ class Driver:
             if isinstance(event, PrefillAnswered | PrefillFailed):
                 self.is_prefill_open = False
             self._perform(effects)
+            assert not self.is_over or self.budget.taken == self._others_bytes
             assert not was_alone or len(self.sent) == sent, "a reply to a client that is gone"
         return self
 

@@ -28,7 +28,9 @@ CANNOT = PrefillAnswered(status=501, body=b'{"error":{"code":501}}', seconds=0.1
 ERROR_500 = PrefillAnswered(status=500, body=b"oops", seconds=0.1)
 REDIRECT = PrefillAnswered(status=307, body=b"", seconds=0.1)
 REJECTED = PrefillAnswered(
-    status=400, body=b'{"error" : {"message":"\\u00e4"}}', content_type="application/json; x=1"
+    status=400,
+    body=b'{"error" : {"message":"\\u00e4"}}',
+    headers={"content-type": "application/json; x=1", "retry-after": "7"},
 )
 
 

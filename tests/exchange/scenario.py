@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from exchange_driver import ID, KV, READY, decode, headers, prefill
 
+from sidecar.exchange.body_budget import BodyBudget
 from sidecar.exchange.effects import (
     ClosePrefill,
     Confirm,
@@ -56,7 +57,7 @@ ANSWERS = {
 
 def replay(text: str) -> str:
     """The scenario with the effects that it has now."""
-    exchange, now = Exchange(ID, 0, READY, Limits(prefill_timeout_s=10)), 0.0
+    exchange, now = Exchange(ID, 0, READY, Limits(prefill_timeout_s=10), BodyBudget(1 << 20)), 0.0
     blocks = []
     for block in text.strip().split("\n\n"):
         lines = block.split(f"\n{RULE}")[0].splitlines()
@@ -178,8 +179,8 @@ def _to(given: dict[str, str]) -> str:
     return " ".join(words)
 
 
-def _demand(demand: Demand | None) -> str:
-    if demand is None:
+def _demand(demand: Demand) -> str:
+    if demand.is_model_free:
         return "any one"
     tried = sorted(_slot(slot) for slot in demand.excluded)
     words = ["one alone" if demand.is_aggregated else "a pair"]

@@ -21,7 +21,7 @@ from sidecar.exchange.situation import Limits
 from sidecar.routing.instance import Version
 from sidecar.routing.slots import Placement
 from sidecar.wire.ext_proc import RequestBody
-from sidecar.wire.openai import SUFFIX
+from sidecar.wire.paths import SUFFIX
 
 FORGED = {
     "x-gateway-destination-endpoint": "10.6.6.6:1",

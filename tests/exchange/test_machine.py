@@ -31,7 +31,7 @@ from sidecar.exchange.reasons import Reason
 from sidecar.exchange.records import Refused, Replied
 from sidecar.exchange.situation import Limits, Situation
 from sidecar.routing.instance import Role, TransferMode
-from sidecar.routing.slots import NoPlacement, Placement, Slot
+from sidecar.routing.slots import Demand, NoPlacement, Placement, Slot
 from sidecar.wire.ext_proc import (
     HeadersReply,
     RequestBody,
@@ -43,13 +43,13 @@ from sidecar.wire.ext_proc import (
 @pytest.mark.parametrize(
     ("situation", "reason"),
     [
-        (Situation(is_draining=True, has_prefill=True, has_decode=True, models=()), "draining"),
+        (Situation(is_draining=True, has_prefill=True, has_decode=True, cards=()), "draining"),
         (
-            Situation(is_draining=False, has_prefill=False, has_decode=True, models=()),
+            Situation(is_draining=False, has_prefill=False, has_decode=True, cards=()),
             "no_prefill_instance",
         ),
         (
-            Situation(is_draining=False, has_prefill=True, has_decode=False, models=()),
+            Situation(is_draining=False, has_prefill=True, has_decode=False, cards=()),
             "no_decode_instance",
         ),
     ],
@@ -132,7 +132,7 @@ def test_health_and_models_are_answered_by_the_sidecar() -> None:
 
 def test_health_says_503_while_the_pool_cannot_serve() -> None:
     """The readiness that load balancers ask for."""
-    draining = Situation(is_draining=True, has_prefill=True, has_decode=True, models=())
+    draining = Situation(is_draining=True, has_prefill=True, has_decode=True, cards=())
     driver = Driver(situation=draining).feed(headers("/health", method="GET", is_last=True))
     assert (driver.immediate.status, driver.reason) == (503, "draining")
 
@@ -144,7 +144,7 @@ def test_a_single_instance_path_is_placed_at_the_headers(target: object) -> None
     is_prefill = target.member.instance.role is Role.PREFILL
     placement = Placement(target if is_prefill else None, None if is_prefill else target, WRITE)
     driver = Driver(placement, limits=Limits(engine_api_key="k")).feed(headers("/tokenize?a=b"))
-    assert driver.demands == [None]
+    assert driver.demands == [Demand(is_model_free=True)]
     (reply,) = driver.sent
     assert isinstance(reply, HeadersReply)
     address = target.member.instance.address
@@ -231,12 +231,14 @@ def test_responses_are_served_whole_by_engines_that_need_embedded_addresses() ->
 
 def test_the_record_of_a_placement_keeps_only_the_start_of_a_models_name() -> None:
     """A client may write megabytes there; records, labels and metadata carry 128 characters."""
+    unsaid = Situation(has_prefill=True, has_decode=True, has_unknown_models=True)
     body = RequestBody(json.dumps({"model": "x" * 100_000, "prompt": "hi"}).encode())
-    driver = Driver(read_pair()).feed(headers(), body)
+    driver = Driver(read_pair(), situation=unsaid).feed(headers(), body)
     assert driver.placed.model == "x" * 128
     assert driver.demands[0] is not None
     assert driver.demands[0].model == "x" * 100_000
-    refused = Driver(NoPlacement("no_prefill_instance")).feed(headers(), body).refused
+    nobody = NoPlacement("no_prefill_instance")
+    refused = Driver(nobody, situation=unsaid).feed(headers(), body).refused
     assert refused.model == "x" * 128
 
 

@@ -10,7 +10,9 @@ from sidecar.exchange.own_paths import own_answer, why_not_ready
 from sidecar.exchange.reasons import Reason
 from sidecar.exchange.situation import Situation, survey
 from sidecar.routing.instance import Role
+from sidecar.routing.model_card import ModelCard
 from sidecar.routing.view import Member, View
+from sidecar.wire.paths import Own
 
 P, D = member(Role.PREFILL, 0), member(Role.DECODE, 1)
 
@@ -56,14 +58,13 @@ def test_models_are_the_sorted_union_of_placeable_instances() -> None:
 
 
 def situation(**what: object) -> Situation:
-    known = {"is_draining": False, "has_prefill": True, "has_decode": True, "models": ()}
+    known = {"is_draining": False, "has_prefill": True, "has_decode": True}
     return Situation(**(known | what))
 
 
-@pytest.mark.parametrize("path", ["/health", "/ping", "/health?x=1"])
-def test_health_is_readiness(path: str) -> None:
+def test_health_is_readiness() -> None:
     """200 and empty as vLLM's own; else 503 with the reason."""
-    ready = own_answer(path, situation(), {"x-request-id": "e"})
+    ready = own_answer(Own.HEALTH, situation(), {"x-request-id": "e"})
     assert ready is not None
     assert (ready.status, ready.body, ready.headers) == (200, b"", {"x-request-id": "e"})
     for lacking, reason in (
@@ -71,24 +72,76 @@ def test_health_is_readiness(path: str) -> None:
         ({"has_decode": False}, "no_decode_instance"),
         ({"is_draining": True}, "draining"),
     ):
-        unready = own_answer(path, situation(**lacking), {})
+        unready = own_answer(Own.HEALTH, situation(**lacking), {})
         assert unready is not None
         assert (unready.status, unready.headers["x-pd-error"]) == (503, reason)
 
 
+CARDS = (
+    ModelCard("a", created=7, said='{"id":"a","object":"model","max_model_len":9}'),
+    ModelCard("b"),
+)
+
+
 def test_models_answer_as_openai_does() -> None:
     """Also an empty pool's: an empty list."""
-    answer = own_answer("/v1/models", situation(models=("a", "b")), {})
+    answer = own_answer(Own.MODELS, situation(cards=CARDS), {})
     assert answer is not None
     body = json.loads(answer.body)
     assert body["object"] == "list"
-    assert [(m["id"], m["object"]) for m in body["data"]] == [("a", "model"), ("b", "model")]
-    empty = own_answer("/v1/models", situation(), {})
+    assert body["data"] == [
+        {"id": "a", "object": "model", "max_model_len": 9, "created": 7},
+        {"id": "b", "object": "model", "owned_by": "vllm", "created": 0},
+    ]
+    empty = own_answer(Own.MODELS, situation(), {})
     assert empty is not None
     assert json.loads(empty.body)["data"] == []
 
 
-@pytest.mark.parametrize("path", ["/healthz", "/v1/models/a", "/", "", "/v1/completions"])
-def test_other_paths_are_not_ours(path: str) -> None:
-    """Exact names only."""
-    assert own_answer(path, situation(), {}) is None
+def test_a_stored_response_is_no_question_about_us() -> None:
+    """It is refused, and counted as that."""
+    assert own_answer(Own.STORED_RESPONSE, situation(), {}) is None
+
+
+def of(member: Member, *cards: ModelCard) -> Member:
+    return msgspec.structs.replace(member, models=tuple(card.name for card in cards), cards=cards)
+
+
+A, B, LORA = ModelCard("a"), ModelCard("b"), ModelCard("l", parent="a")
+
+
+@pytest.mark.parametrize(
+    ("members", "default"),
+    [
+        ((), ""),
+        ((P, msgspec.structs.replace(D, models=())), "m"),
+        ((of(P, A), of(D, A)), "a"),
+        ((of(P, A, LORA), of(D, A)), "a"),
+        ((of(P, B, A), of(D, A, B)), "b"),
+        ((of(P, A), of(D, B)), None),
+        ((of(P, A, LORA), of(D, B, ModelCard("l", parent="b"))), None),
+        ((of(P, A), out(of(D, B))), None),
+    ],
+)
+def test_the_only_model_is_what_a_request_without_one_means(
+    members: tuple[Member, ...], default: str | None
+) -> None:
+    """Adapters do not make it several, and an adapter of the same name does not make it one; a
+    model whose instances are away still counts."""
+    assert survey(View(number=1, members=members)).default_model == default
+
+
+def test_a_models_context_is_the_shortest_that_an_instance_has() -> None:
+    """Of the pool's only model also for a request that names none."""
+    short, long = ModelCard("a", max_model_len=10), ModelCard("a", max_model_len=20)
+    pool = survey(View(number=1, members=(of(P, long, B), of(D, short))))
+    assert [pool.context_tokens(name) for name in ("a", "", "b", "c")] == [10, 10, None, None]
+
+
+def test_a_label_is_a_name_that_is_served() -> None:
+    """Whatever clients write: else they fill the metrics. While an instance has not said what it
+    serves any name may be its own."""
+    pool = survey(View(number=1, members=(of(P, A), of(D, A))))
+    assert [pool.model_label(name) for name in ("a", "", "x")] == ["a", "a", "other"]
+    silent = survey(View(number=1, members=(of(P, A), of(D))))
+    assert [silent.model_label(name) for name in ("a", "", "x")] == ["a", "a", "x"]

@@ -7,7 +7,6 @@ from sidecar.routing.instance import Role, TransferMode, Version
 from sidecar.routing.policies import (
     another_decode,
     pick,
-    pick_single,
     spare_decode,
 )
 from sidecar.routing.pool import compatible
@@ -66,18 +65,31 @@ def test_a_model_goes_to_those_that_serve_it_or_may() -> None:
     assert {(p[1], d[1]) for p, d in pairs} == {(0, 3), (2, 3)}
 
 
-def test_an_unknown_model_goes_anywhere_but_never_across_models() -> None:
+def test_a_request_without_a_model_goes_anywhere_but_never_across_models() -> None:
     candidates = pool(
         prefill(0, models=("a",)),
         prefill(1, models=("b",)),
         decode(2, models=("a",)),
         decode(3, models=("b",)),
     )
-    for model in (None, "nobody-serves-this"):
-        cursors = MemoryCursors()
-        pairs = {keys(placed(candidates, cursors, Demand(model=model))) for _ in range(8)}
-        assert {(p[1], d[1]) for p, d in pairs} == {(0, 2), (1, 3)}
-    assert candidates.group_model("nobody-serves-this") == ""
+    cursors = MemoryCursors()
+    pairs = {keys(placed(candidates, cursors, Demand())) for _ in range(8)}
+    assert {(p[1], d[1]) for p, d in pairs} == {(0, 2), (1, 3)}
+
+
+def test_a_model_that_nobody_serves_goes_whole_to_one_instance() -> None:
+    """It says so in its own words, and no KV is moved for it. While one instance has not said what
+    it serves, the model may be its own."""
+    known = [prefill(0, models=("a",)), decode(1, models=("a",))]
+    result = placed(pool(*known), MemoryCursors(), Demand(model="nobody-serves-this"))
+    assert result.decode is None
+    assert pool(*known).group_model("nobody-serves-this") == ""
+    silent = pool(*known, prefill(2), decode(3))
+    cursors = MemoryCursors()
+    pairs = [placed(silent, cursors, Demand(model="nobody-serves-this")) for _ in range(8)]
+    assert all(pair.decode is not None for pair in pairs)
+    away = pool(*known, prefill(2, is_placeable=False))
+    assert placed(away, MemoryCursors(), Demand(model="x")).decode is None
 
 
 def test_a_model_whose_instances_are_down_is_not_sent_to_another_model() -> None:
@@ -113,7 +125,9 @@ def test_an_aggregated_request_needs_no_decode_instance() -> None:
 @pytest.mark.parametrize(
     ("kind", "role"),
     [
-        ({"mode": WRITE}, Role.DECODE),
+        ({"mode": WRITE}, Role.PREFILL),
+        ({"mode": WRITE, "version": Version(0, 31)}, Role.PREFILL),
+        ({"mode": WRITE, "version": Version(0, 32)}, Role.DECODE),
         ({"version": Version(0, 33)}, Role.DECODE),
         ({"version": Version(0, 32)}, Role.PREFILL),
         ({}, Role.PREFILL),
@@ -131,10 +145,10 @@ def test_a_single_request_prefers_prefill_and_takes_decode_else() -> None:
         ([prefill(0), decode(1)], Role.PREFILL),
         ([prefill(0, is_placeable=False), decode(1)], Role.DECODE),
     ]:
-        result = pick_single(pool(*members), Demand(), cursors)
+        result = pick(pool(*members), Demand(is_model_free=True), cursors)
         assert isinstance(result, Placement)
         assert result.answering.member.instance.role is role
-    assert isinstance(pick_single(pool(), Demand(), cursors), NoPlacement)
+    assert isinstance(pick(pool(), Demand(is_model_free=True), cursors), NoPlacement)
 
 
 def test_another_decode_is_compatible_and_moves_the_walk() -> None:

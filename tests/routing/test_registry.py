@@ -8,12 +8,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from sidecar.errors import HeartbeatError
 from sidecar.routing.instance import Instance, Role, State, TransferMode, Version
+from sidecar.routing.model_card import ModelCard
 from sidecar.routing.probe import ProbeOutcome
 from sidecar.routing.record import ChangeKind, SavedPool
 from sidecar.routing.registry import GRACE_S, MAX_HEARD, MAX_HEARD_RANKS, Registry
 
 TTL_S = 12.0
 OK, TIMEOUT = ProbeOutcome.OK, ProbeOutcome.TIMEOUT
+
+CARDS = (ModelCard("m"),)
 
 
 def instance(address: str = "10.0.0.1:8000", role: Role = Role.PREFILL, **what: int) -> Instance:
@@ -91,7 +94,7 @@ def test_a_probe_of_the_record_before_does_not_make_the_new_one_ready(ready: Reg
     assert change is not None
     assert change.kind is ChangeKind.CHANGED
     assert ready.probe_result("10.0.0.1:8000", old, OK, 1.0) is None
-    assert ready.describe("10.0.0.1:8000", old, Version(0, 33), ("m",)) is None
+    assert ready.describe("10.0.0.1:8000", old, Version(0, 33), CARDS) is None
     assert state(ready) is State.UNPROBED
     assert ready.endpoints() == ["10.0.0.1:8000"]
 
@@ -263,14 +266,15 @@ def test_ranks_and_tp_together_are_warned_about(registry: Registry) -> None:
 
 def test_describe_is_seen_by_members_and_said_once(ready: Registry) -> None:
     life = generation(ready, "10.0.0.1:8000")
-    assert ready.describe("10.0.0.1:8000", life, Version(0, 33), ("m",)) is not None
-    assert ready.describe("10.0.0.1:8000", life, Version(0, 33), ("m",)) is None
+    assert ready.describe("10.0.0.1:8000", life, Version(0, 33), CARDS) is not None
+    assert ready.describe("10.0.0.1:8000", life, Version(0, 33), CARDS) is None
     (member,) = ready.members(None)
     assert (member.version, member.models) == (Version(0, 33), ("m",))
 
 
 def described(registry: Registry, version: Version, *models: str) -> None:
-    registry.describe("10.0.0.1:8000", generation(registry, "10.0.0.1:8000"), version, models)
+    cards = tuple(ModelCard(name) for name in models)
+    registry.describe("10.0.0.1:8000", generation(registry, "10.0.0.1:8000"), version, cards)
 
 
 def test_what_was_refused_is_another_engine_when_it_answers(ready: Registry) -> None:
@@ -285,7 +289,7 @@ def test_what_was_refused_is_another_engine_when_it_answers(ready: Registry) -> 
     assert (member.version, member.models, member.alive_since) == (None, ("m",), 5.0)
     assert generation(ready, "10.0.0.1:8000") != old
     assert ready.probe_result("10.0.0.1:8000", old, OK, 6.0) is None
-    assert ready.describe("10.0.0.1:8000", old, Version(0, 33), ("m",)) is None
+    assert ready.describe("10.0.0.1:8000", old, Version(0, 33), CARDS) is None
     ready.describe("10.0.0.1:8000", generation(ready, "10.0.0.1:8000"), None, ())
     probe(ready, "10.0.0.1:8000", OK)
     (member,) = ready.members(None)

@@ -1,5 +1,7 @@
 """What engines answer about themselves; whatever cannot be understood is unknown."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,7 +40,38 @@ def test_version(body: bytes, version: Version | None) -> None:
     ],
 )
 def test_models(body: bytes, models: tuple[str, ...]) -> None:
-    assert parse_models(body) == models
+    assert tuple(card.name for card in parse_models(body)) == models
+
+
+def test_a_card_has_what_stays_the_same() -> None:
+    """The time and the permission are of the moment of the question: a list that is asked for again
+    is then the same."""
+    said = (
+        b'{"id":"l","object":"model","created":%d,"owned_by":"vllm","root":"/x","parent":"m",'
+        b'"max_model_len":4096,"permission":[{"id":"modelperm-%d"}]}'
+    )
+    (card,) = parse_models(b'{"data":[' + said % (7, 1) + b"]}")
+    assert (card.name, card.parent, card.max_model_len, card.created) == ("l", "m", 4096, 7)
+    assert json.loads(card.said) == {
+        "id": "l", "object": "model", "owned_by": "vllm", "root": "/x", "parent": "m",
+        "max_model_len": 4096,
+    }  # fmt: skip
+    (later,) = parse_models(b'{"data":[' + said % (9, 2) + b"]}")
+    assert (later.said, later.created) == (card.said, 9)
+
+
+@pytest.mark.parametrize("wrong", [b'"7"', b"-1", b"0", b"true", b"7.5", b"null", b"[]"])
+def test_what_is_no_length_is_unknown(wrong: bytes) -> None:
+    """And the model is known all the same."""
+    (card,) = parse_models(b'{"data":[{"id":"m","max_model_len":%b,"parent":%b}]}' % (wrong, wrong))
+    assert (card.name, card.max_model_len) == ("m", None)
+    assert card.parent in (None, "7")
+
+
+def test_a_card_that_is_very_long_is_kept_by_its_name() -> None:
+    """It lies in every view that goes to a worker."""
+    (card,) = parse_models(b'{"data":[{"id":"m","root":"' + b"x" * 5000 + b'"}]}')
+    assert (card.name, card.said) == ("m", "")
 
 
 def test_a_list_without_end_is_cut() -> None:

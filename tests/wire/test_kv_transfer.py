@@ -19,7 +19,8 @@ from sidecar.wire.kv_transfer import (
     request_id,
     without_forbidden,
 )
-from sidecar.wire.openai import Api, split
+from sidecar.wire.openai import split
+from sidecar.wire.paths import Api
 
 READ, WRITE = TransferMode.READ, TransferMode.WRITE
 HEX = "0123456789abcdef0123456789abcdef"

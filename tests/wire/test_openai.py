@@ -8,15 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.wire.openai import (
-    SUFFIX,
-    Api,
     BodyError,
-    api_of,
     error_body,
     is_set,
     is_true,
     join,
-    needs_one_instance,
     split,
     text,
 )
@@ -128,15 +124,6 @@ def test_garbage_is_a_body_error_or_an_object(body: bytes) -> None:
     assert split(join(fields)) == fields
 
 
-def test_paths_of_the_apis() -> None:
-    """The four P/D paths, with or without a query; nothing else."""
-    for api, suffix in SUFFIX.items():
-        assert api_of("/v1" + suffix) is api
-        assert api_of("/v1" + suffix + "?a=/b") is api
-    for path in ("", "/", "/v1", "/v1/completions/", "/v1/embeddings", "/completions"):
-        assert api_of(path) is None
-
-
 def fields(**values: object) -> dict[str, msgspec.Raw]:
     return split(json.dumps(values).encode())
 
@@ -151,9 +138,40 @@ def test_text_is_a_json_string_or_none(value: object, expected: str | None) -> N
     assert text({}, "model") is None
 
 
-def test_text_of_broken_utf8_is_none() -> None:
-    """The value passes as raw bytes; for the sidecar it names no model."""
-    assert text(split(b'{"model":"\xff"}'), "model") is None
+@pytest.mark.parametrize(
+    ("body", "where"),
+    [
+        (b'{"model":"\xff"}', 10),
+        (b'{"a":{"b":["\xc0\xaf"]}}', 12),  # a slash, longer than it must be
+        (b'{"a":"\xed\xa0\x80"}', 6),  # half of a surrogate pair
+        (b'{"a":"' + b"x" * 300_000 + b'\xe9"}', 300_006),
+        (b'{"a":"' + b"x" * ((1 << 18) - 7) + "é".encode() + b'\xff"}', (1 << 18) + 1),
+        (b'{"a":"\xc3', 6),
+    ],
+    ids=["value", "overlong", "surrogate", "late", "after-a-step", "cut"],
+)
+def test_what_is_no_utf8_is_found_wherever_it_is(body: bytes, where: int) -> None:
+    """Values are not decoded, and still nothing reaches an engine that it could not read."""
+    with pytest.raises(BodyError, match=f"not UTF-8 at byte {where}: "):
+        split(body)
+
+
+def test_utf8_that_lies_across_a_step_is_fine() -> None:
+    """A character may begin in one step and end in the next."""
+    for shift in range(4):
+        text_ = "x" * shift + "😀" * (1 << 17)
+        body = json.dumps({"a": text_}, ensure_ascii=False).encode()
+        assert json.loads(bytes(split(body)["a"])) == text_
+
+
+def test_a_number_that_no_engine_would_read_is_refused() -> None:
+    """Python's JSON parser takes 4300 digits; as a string it is a prompt like any other."""
+    digits = b"7" * 4301
+    with pytest.raises(BodyError, match="'max_tokens' is a number of more than 4300 digits"):
+        split(b'{"max_tokens":' + digits + b"}")
+    with pytest.raises(BodyError, match="digits"):
+        split(b'{"seed":-' + digits + b"}")
+    assert json.loads(bytes(split(b'{"prompt":"' + digits + b'"}')["prompt"])) == digits.decode()
 
 
 def test_is_true_and_is_set() -> None:
@@ -168,55 +186,6 @@ def test_is_true_and_is_set() -> None:
         True,
         False,
     ]
-
-
-@pytest.mark.parametrize(
-    ("request_fields", "expected"),
-    [
-        ({}, False),
-        ({"n": 1}, False),
-        ({"n": None}, False),
-        ({"n": 2}, True),
-        ({"n": 1.5}, True),
-        ({"best_of": 1}, False),
-        ({"best_of": 3}, True),
-        ({"use_beam_search": True}, True),
-        ({"use_beam_search": False}, False),
-        ({"echo": True}, True),
-        ({"echo": None}, False),
-        ({"prompt_logprobs": 0}, True),
-        ({"prompt_logprobs": None}, False),
-        ({"logprobs": 5}, False),
-        ({"prompt": "a"}, False),
-        ({"prompt": ["a"]}, False),
-        ({"prompt": ["a", "b"]}, True),
-        ({"prompt": [1, 2, 3]}, False),
-        ({"prompt": [[1, 2]]}, False),
-        ({"prompt": [[1], [2]]}, True),
-        ({"prompt": []}, False),
-        ({"prompt": None}, False),
-        ({"prompt_embeds": "AAAA"}, False),
-        ({"prompt_embeds": ["AAAA", "BBBB"]}, True),
-        ({"prompt": "a", "prompt_embeds": "AAAA"}, True),
-        ({"prompt": None, "prompt_embeds": "AAAA"}, False),
-    ],
-)
-def test_what_one_transfer_cannot_carry(request_fields: dict[str, object], expected: bool) -> None:
-    """Several choices, beams, echoes or prompts are served by one instance (protocol h)."""
-    assert needs_one_instance(fields(**request_fields), Api.COMPLETIONS) is expected
-
-
-def test_several_prompts_with_white_space_before_them_are_seen() -> None:
-    """However the list is written."""
-    many = split(b'{"prompt": [' + b" " * 500 + b'"a" , "b"]}')
-    assert needs_one_instance(many, Api.COMPLETIONS)
-
-
-@pytest.mark.parametrize("api", [Api.CHAT, Api.RESPONSES, Api.MESSAGES])
-def test_only_completions_have_prompts(api: Api) -> None:
-    """A field `prompt` elsewhere means nothing."""
-    assert not needs_one_instance(fields(prompt=["a", "b"]), api)
-    assert needs_one_instance(fields(n=2), api)
 
 
 def test_errors_have_openais_shape() -> None:

@@ -1,0 +1,216 @@
+"""Requests that are served another way than by a pair, or not at all, by what they ask."""
+
+import json
+
+import pytest
+from exchange_driver import (
+    BODY,
+    ID,
+    PREFILL_OK,
+    READY,
+    Driver,
+    decode,
+    headers,
+    prefill,
+    read_pair,
+)
+
+from sidecar.exchange.events import ClientLeft
+from sidecar.exchange.situation import Limits, Situation
+from sidecar.routing.instance import Role, TransferMode
+from sidecar.routing.model_card import ModelCard
+from sidecar.routing.slots import Demand, Placement
+from sidecar.wire.ext_proc import BodyReply, HeadersReply, RequestBody
+
+SEVERAL = Situation(
+    has_prefill=True,
+    has_decode=True,
+    cards=(ModelCard("a"), ModelCard("b")),
+    default_model=None,
+)
+ALONE = Placement(prefill(), None, TransferMode.READ)
+
+
+def error(driver: Driver) -> dict[str, object]:
+    said: dict[str, object] = json.loads(driver.immediate.body)["error"]
+    return said
+
+
+# --- which model
+
+
+@pytest.mark.parametrize("body", [b'{"prompt":"x"}', b'{"model":null}', b'{"model":""}'])
+def test_where_there_are_several_models_one_must_be_named(body: bytes) -> None:
+    """400 that names them: any other choice would be an answer of the wrong model."""
+    driver = Driver(situation=SEVERAL).feed(headers(), RequestBody(body))
+    assert (driver.immediate.status, driver.reason) == (400, "model_missing")
+    assert error(driver)["param"] == "model"
+    assert "(a, b)" in str(error(driver)["message"])
+
+
+def test_where_there_is_one_model_nobody_must_name_it() -> None:
+    """The body goes on without, and the record has its name."""
+    one = Situation(has_prefill=True, has_decode=True, cards=(ModelCard("m"),), default_model="m")
+    driver = Driver(read_pair(), situation=one).feed(headers(), RequestBody(b'{"prompt":"x"}'))
+    assert driver.demands == [Demand()]
+    assert driver.placed.model == "m"
+    assert b"model" not in driver.legs[0].body
+
+
+def test_a_single_instance_path_waits_for_its_body_where_models_differ() -> None:
+    """It is placed by the name in it, and the body goes on to the byte."""
+    body = RequestBody(b'{ "model":"b","input":["x"] , "kv_transfer_params":{} }')
+    driver = Driver(ALONE, situation=SEVERAL).feed(headers("/v1/embeddings"))
+    (reply,) = driver.sent
+    assert isinstance(reply, HeadersReply)
+    assert not reply.wants_response_headers
+    driver.feed(body)
+    assert driver.demands == [Demand(model="b", is_aggregated=True)]
+    reply = driver.sent[-1]
+    assert isinstance(reply, BodyReply)
+    assert reply.body is None
+    assert reply.set_headers[":path"] == "/v1/embeddings"
+    assert driver.replied.is_handed_over
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [(b'{"input":"x"}', "model_missing"), (b"--form\r\n", "body_invalid"), (b"[]", "body_invalid")],
+)
+def test_a_single_instance_path_must_name_its_model_too(body: bytes, reason: str) -> None:
+    """What cannot be read names none, and no instance is guessed."""
+    driver = Driver(situation=SEVERAL).feed(headers("/v1/embeddings"), RequestBody(body))
+    assert (driver.immediate.status, driver.reason) == (400, reason)
+
+
+def test_a_single_instance_path_without_a_body_is_placed_at_once() -> None:
+    """Whatever models there are."""
+    driver = Driver(ALONE, situation=SEVERAL).feed(headers("/version", method="GET", is_last=True))
+    assert driver.demands == [Demand(is_model_free=True)]
+
+
+def test_what_runs_the_model_is_placed_as_that() -> None:
+    """Not on a decode engine that would garble it, unless it may."""
+    limits = Limits(aggregated_role=Role.DECODE)
+    driver = Driver(ALONE, limits=limits).feed(headers("/rerank"))
+    assert driver.demands == [Demand(is_aggregated=True, aggregated_role=Role.DECODE)]
+
+
+# --- what one transfer cannot carry
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", b'{"model":"m","prompt":"x","n":2}'),
+        ("/v1/completions", b'{"model":"m","prompt":"x","max_tokens":0}'),
+        ("/v1/chat/completions", b'{"model":"m","messages":[],"echo":true}'),
+        ("/v1/chat/completions/batch", b'{"model":"m","messages":[[]]}'),
+    ],
+)
+@pytest.mark.parametrize("role", list(Role))
+def test_it_goes_whole_to_one_instance(path: str, body: bytes, role: Role) -> None:
+    """Of the role that the operator chose, with the client's fields and no others."""
+    target = prefill() if role is Role.PREFILL else decode()
+    is_prefill = role is Role.PREFILL
+    alone = Placement(target if is_prefill else None, None if is_prefill else target, ALONE.mode)
+    driver = Driver(alone, limits=Limits(aggregated_role=role))
+    driver.feed(headers(path), RequestBody(body[:-1] + b',"kv_transfer_params":{"x":1}}'))
+    assert driver.demands == [Demand(model="m", is_aggregated=True, aggregated_role=role)]
+    reply = driver.sent[-1]
+    assert isinstance(reply, BodyReply)
+    assert reply.body == body
+    assert reply.set_headers[":path"] == path
+    assert reply.set_headers["x-request-id"] == ID
+
+
+def test_more_tokens_than_the_model_has_are_refused_by_one_engine() -> None:
+    """As it knows the words; the KV of a prefill would be left behind."""
+    short = Situation(
+        has_prefill=True,
+        has_decode=True,
+        cards=(ModelCard("m", max_model_len=6),),
+        default_model="m",
+    )
+    driver = Driver(ALONE, situation=short).feed(headers(), BODY)
+    assert driver.demands[0].is_aggregated
+
+
+def test_a_batch_needs_no_decode_instance() -> None:
+    """It goes to prefill engines."""
+    lone = Situation(has_prefill=True)
+    driver = Driver(ALONE, situation=lone).feed(headers("/v1/chat/completions/batch"))
+    assert isinstance(driver.sent[0], HeadersReply)
+
+
+# --- what is kept by one engine
+
+
+@pytest.mark.parametrize("name", ["store", "background", "previous_response_id"])
+def test_a_response_that_would_be_kept_is_refused(name: str) -> None:
+    """400 that names the field: no later request would find the engine that has it."""
+    body = json.dumps({"model": "m", "input": "x", name: "r" if "id" in name else True}).encode()
+    driver = Driver().feed(headers("/v1/responses"), RequestBody(body))
+    assert (driver.immediate.status, driver.reason) == (400, "stored_response")
+    assert error(driver)["param"] == name
+    assert f"`{name}`" in str(error(driver)["message"])
+
+
+def test_what_is_not_to_be_kept_is_served() -> None:
+    """False and null are what a client says that keeps nothing; other APIs have no such fields."""
+    said = b'{"model":"m","store":false,"background":null,"previous_response_id":null}'
+    assert Driver(read_pair()).feed(headers("/v1/responses"), RequestBody(said)).legs
+    assert Driver(read_pair()).feed(headers(), RequestBody(b'{"model":"m","store":true}')).legs
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+def test_a_kept_response_is_asked_of_nobody(method: str) -> None:
+    """Refused at the headers, and counted."""
+    asked = headers("/v1/responses/resp_1", method=method, is_last=True)
+    driver = Driver().feed(asked)
+    assert (driver.immediate.status, driver.reason) == (400, "stored_response")
+    assert driver.refused.reason == "stored_response"
+
+
+# --- how much is on its way
+
+
+def test_a_body_takes_of_the_budget_until_its_exchange_ends() -> None:
+    """First what was declared, then what it has; nothing is left."""
+    driver = Driver(read_pair()).feed(headers(content_length="5000"))
+    assert driver.budget.taken == 5000
+    driver.feed(BODY)
+    assert driver.budget.taken == len(BODY.body)
+    driver.feed(PREFILL_OK)
+    assert driver.budget.taken == 0
+
+
+def test_without_a_declared_size_a_body_counts_as_a_mebibyte() -> None:
+    """Until it is there, or its client has left."""
+    driver = Driver().feed(headers())
+    assert driver.budget.taken == 1 << 20
+    driver.feed(ClientLeft())
+    assert driver.budget.taken == 0
+
+
+def test_where_there_is_no_room_a_body_is_refused_before_a_byte_of_it() -> None:
+    """429 that says when to come again; one alone always has room."""
+    driver = Driver(others_bytes=1).feed(headers())
+    assert (driver.immediate.status, driver.reason) == (429, "too_many_body_bytes")
+    assert driver.immediate.headers["retry-after"] == "1"
+    assert driver.budget.taken == 1
+    assert driver.refused.reason == "too_many_body_bytes"
+
+
+def test_a_body_that_grew_over_the_room_is_refused() -> None:
+    """It was declared to be small, or not at all."""
+    driver = Driver(others_bytes=(1 << 20) - 50).feed(headers(content_length="1"))
+    driver.feed(RequestBody(b" " * 100))
+    assert (driver.immediate.status, driver.reason) == (429, "too_many_body_bytes")
+    assert driver.budget.taken == (1 << 20) - 50
+
+
+def test_an_answer_of_our_own_takes_nothing() -> None:
+    """And gives nothing back."""
+    driver = Driver(situation=READY).feed(headers("/health", method="GET", is_last=True))
+    assert driver.budget.taken == 0
