@@ -69,8 +69,14 @@ def host_port(listen: str) -> tuple[str, int]:
     return listen.rpartition(":")[0].strip("[]"), port
 
 
+def body_budget_bytes(config: Config) -> int:
+    """Of one worker: Envoy spreads requests over them evenly."""
+    return config.tuning.http.max_body_bytes_in_flight // workers_of(config)
+
+
 def limits(config: Config) -> Limits:
     return Limits(
+        aggregated_role=Role(config.placement.aggregated_role),
         prefill_timeout_s=config.prefill.timeout_s,
         prefill_attempts=config.prefill.attempts,
         max_body_bytes=config.tuning.http.max_body_bytes,

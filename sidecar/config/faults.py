@@ -43,6 +43,17 @@ def cross_faults(config: Config) -> list[str]:
         )
     if config.ejection.backoff_max_s < config.ejection.backoff_s:
         faults.append("ejection.backoff_max_s: is below ejection.backoff_s")
+    if config.edge.profile_routes and not _is_address(config.admin.listen):
+        faults.append(
+            "edge.profile_routes: Envoy needs an address in admin.listen, which is "
+            f"{config.admin.listen}"
+        )
+    http = config.tuning.http
+    if http.max_body_bytes_in_flight < http.max_body_bytes:
+        faults.append(
+            f"tuning.http.max_body_bytes_in_flight: {http.max_body_bytes_in_flight} is below "
+            f"tuning.http.max_body_bytes ({http.max_body_bytes})"
+        )
     log = config.tuning.access_log
     if log.buffer_interval_ms > log.report_interval_s * 1000:
         faults.append(

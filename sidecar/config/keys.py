@@ -67,6 +67,12 @@ class Probe(Section, frozen=True, kw_only=True):
     """of one probe; three in a row take an instance out"""
 
 
+class Placement(Section, frozen=True, kw_only=True):
+    aggregated_role: typing.Literal["prefill", "decode"] = "prefill"
+    """Who serves requests that one KV transfer cannot carry (`n` above 1, several prompts, `echo`).
+    decode only where its engine does that right: vLLM 0.33 in READ, 0.32 in WRITE; else prefill."""
+
+
 class Prefill(Section, frozen=True, kw_only=True):
     timeout_s: float = 600.0
     """The whole prefill phase, attempts included; at most 3590. Envoy waits for our reply for
@@ -149,6 +155,9 @@ class HttpTuning(Section, frozen=True, kw_only=True):
     """an idle client connection is kept for so long"""
     max_body_bytes: int = 64 << 20
     """of a request; more is 413"""
+    max_body_bytes_in_flight: int = 1 << 30
+    """Of all requests that are being uploaded or wait for prefill, shared evenly by the workers;
+    more is 429. A body of undeclared size counts as 1 MiB until it is there."""
 
 
 class UpstreamTuning(Section, frozen=True, kw_only=True):
@@ -187,6 +196,7 @@ class Config(Section, frozen=True, kw_only=True):
     workers: int = 0
     """0: one per usable core, at most 8"""
     probe: Probe = Probe()
+    placement: Placement = Placement()
     prefill: Prefill = Prefill()
     decode: Decode = Decode()
     request: Request = Request()
