@@ -3,9 +3,12 @@
 import asyncio
 import logging
 import signal
+from collections.abc import Mapping
 from time import monotonic, time
+from typing import Any
 
 import grpc.aio
+import msgspec
 from prometheus_client import CollectorRegistry
 
 from sidecar import __version__
@@ -18,6 +21,7 @@ from sidecar.config import Config
 from sidecar.edge.access_log_server import AccessLogServer
 from sidecar.edge.admin_server import AdminServer, Readings
 from sidecar.edge.discovery_server import DiscoveryServer
+from sidecar.edge.fan_out import FanOut
 from sidecar.edge.heartbeat_listener import HeartbeatListener
 from sidecar.edge.kv_notifier import KvNotifier
 from sidecar.edge.lifeline import Lifeline
@@ -91,6 +95,7 @@ class Control:
         self.stop = asyncio.Event()
         self._is_drain_asked = asyncio.Event()
         self._is_end_asked = asyncio.Event()
+        self._fan_out: FanOut | None = None
         self._admin = AdminServer(self._readings())
         self._live_metrics()
 
@@ -117,6 +122,8 @@ class Control:
             await prober.close()
             await self._link.close()
             await self._admin.close()
+            if self._fan_out is not None:
+                await self._fan_out.close()
             await self._grpc.stop(0.2)
             await self._orphans.close()
             if self._notifier is not None:
@@ -125,6 +132,7 @@ class Control:
     async def _start(self, prober: Prober) -> None:
         """Take the ports first, then serve; engines are heard last, when all else is there."""
         self._listener.bind()
+        self._fan_out = FanOut(settings.api_key(self._config))
         await self._admin.listen(
             observe=self._config.observe.listen, admin=self._config.admin.listen
         )
@@ -267,8 +275,17 @@ class Control:
             status=self._status,
             config=lambda: self._config,
             drain=self.drain,
+            tell_all=self._tell_all,
             envoy_admin=self._config.envoy.admin_listen,
         )
+
+    async def _tell_all(
+        self, path: str, body: bytes, headers: Mapping[str, str]
+    ) -> list[dict[str, Any]]:
+        assert self._fan_out is not None, "made before the admin server listens"
+        instances = [(m.name, m.instance) for m in self.keeper.present()]
+        said = await self._fan_out.post(path, instances, body, headers)
+        return [{**msgspec.structs.asdict(one), "is_good": one.is_good} for one in said]
 
     def _status(self) -> dict[str, object]:
         """The whole for `pd-sidecar status`, in one answer so that its parts agree."""

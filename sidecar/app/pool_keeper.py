@@ -13,7 +13,7 @@ from time import monotonic
 import msgspec
 
 from sidecar.app.accounting import Accounting
-from sidecar.routing.instance import Instance, Role, Version
+from sidecar.routing.instance import Instance, Role, State, Version
 from sidecar.routing.model_card import ModelCard
 from sidecar.routing.probe import ProbeOutcome, ProbeTarget
 from sidecar.routing.record import Change, ChangeKind
@@ -181,6 +181,10 @@ class PoolKeeper:
     def find(self, address: str) -> Member | None:
         """The pool's member at an address."""
         return next((m for m in self.view.members if m.instance.address == address), None)
+
+    def present(self) -> list[Member]:
+        """Who is there, as far as known, ready or not."""
+        return [m for m in self.view.members if m.state is not State.EXPIRED]
 
     def not_ready(self) -> str:
         """Why no request could be placed now; empty: it could."""

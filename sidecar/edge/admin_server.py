@@ -4,7 +4,7 @@ Shows what it is handed; decides nothing. `/envoy/metrics` is Envoy's own `/stat
 that one scrape target serves both.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from sidecar.errors import StartError
 
 ENVOY_TIMEOUT_S = 5.0
+PROFILE_PATHS = ("/start_profile", "/stop_profile")
 HEALTHY_WORKERS = "^cluster.workers.membership_healthy$"
 
 
@@ -31,6 +32,8 @@ class Readings:
     status: Callable[[], dict[str, object]]
     config: Callable[[], object]
     drain: Callable[[], None]
+    tell_all: Callable[[str, bytes, Mapping[str, str]], Awaitable[list[dict[str, Any]]]]
+    """POST (path, body, headers) to every instance: what each said, and whether it `is_good`"""
     envoy_admin: str
     """`ip:port`"""
 
@@ -79,6 +82,8 @@ class AdminServer:
         app.router.add_get("/status", _json(readings.status))
         app.router.add_get("/config", _json(readings.config))
         app.router.add_post("/drain", self._drain)
+        for path in PROFILE_PATHS:
+            app.router.add_post(path, self._profile)
         return app
 
     async def _metrics(self, _request: web.Request) -> web.Response:
@@ -104,6 +109,21 @@ class AdminServer:
     async def _drain(self, _request: web.Request) -> web.Response:
         self._readings.drain()
         return web.json_response({"draining": True})
+
+    async def _profile(self, request: web.Request) -> web.Response:
+        """200 only if every instance said so; each one's own words in any case."""
+        said = await self._readings.tell_all(request.path, await request.read(), request.headers)
+        answer: dict[str, object] = {"instances": said}
+        bad = [one["instance"] for one in said if not one.pop("is_good")]
+        if bad or not said:
+            message = f"Not done by {', '.join(bad)}." if bad else "There is no instance."
+            kind, code = "bad_gateway", "profile_failed"
+            answer["error"] = {"message": message, "type": kind, "param": None, "code": code}
+        return web.Response(
+            status=502 if "error" in answer else 200,
+            body=msgspec.json.format(msgspec.json.encode(answer), indent=2) + b"\n",
+            content_type="application/json",
+        )
 
     async def drain_envoy(self) -> bool:
         """Close Envoy's idle client connections; running streams end whole. False: no answer."""

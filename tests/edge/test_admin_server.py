@@ -1,7 +1,9 @@
 """The observation and admin servers over HTTP."""
 
+import json
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
 
 import aiohttp
 import pytest
@@ -26,6 +28,8 @@ class Admin:
     def __init__(self) -> None:
         self.reason = ""
         self.drains = 0
+        self.told: list[tuple[str, bytes]] = []
+        self.said: list[dict[str, Any]] = []
         self.registry = CollectorRegistry()
         self.observe, self.admin, self.envoy = free_listen(), free_listen(), free_listen()
         self.server = AdminServer(
@@ -37,6 +41,7 @@ class Admin:
                 status=lambda: {"version": "1"},
                 config=Config,
                 drain=self._drain,
+                tell_all=self._tell_all,
                 envoy_admin=self.envoy,
             )
         )
@@ -44,6 +49,12 @@ class Admin:
 
     def _drain(self) -> None:
         self.drains += 1
+
+    async def _tell_all(
+        self, path: str, body: bytes, _headers: Mapping[str, str]
+    ) -> list[dict[str, Any]]:
+        self.told.append((path, body))
+        return [dict(one) for one in self.said]
 
     async def get(self, path: str, *, on: str = "observe") -> tuple[int, str]:
         listen = self.observe if on == "observe" else self.admin
@@ -171,3 +182,29 @@ async def test_a_port_in_use_is_a_start_error_with_its_key(admin: Admin) -> None
     again = Admin()
     await again.server.listen(observe=other.observe, admin=again.admin)
     await again.server.close()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("path", ["/start_profile", "/stop_profile"])
+async def test_a_profile_is_for_all_instances_and_each_reply_is_shown(
+    admin: Admin, path: str
+) -> None:
+    """200 if all did it; 502 that names who did not, or that there is nobody."""
+    url = f"http://{admin.admin}{path}"
+
+    async def ask() -> tuple[int, dict[str, Any]]:
+        async with admin.session.post(url, data=b"{}") as answer:
+            return answer.status, json.loads(await answer.text())
+
+    status, body = await ask()
+    assert (status, body["instances"]) == (502, [])
+    assert body["error"]["message"] == "There is no instance."
+    admin.said = [{"instance": "p0", "status": 200, "is_good": True}]
+    assert await ask() == (200, {"instances": [{"instance": "p0", "status": 200}]})
+    admin.said.append({"instance": "d1", "status": 404, "is_good": False})
+    status, body = await ask()
+    assert (status, body["error"]["code"]) == (502, "profile_failed")
+    assert body["error"]["message"] == "Not done by d1."
+    assert [one["instance"] for one in body["instances"]] == ["p0", "d1"]
+    assert admin.told == [(path, b"{}")] * 3
+    assert (await admin.get(path, on="admin"))[0] == 405
