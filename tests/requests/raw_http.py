@@ -1,0 +1,230 @@
+"""HTTP/1.1 byte for byte over a socket: what is sent is what was written, and answers are parted.
+
+Knows no rule of HTTP beyond where a message ends. Every wait has a deadline.
+"""
+
+import contextlib
+import json
+import socket
+from dataclasses import dataclass
+from time import monotonic
+
+LIMIT_S = 10.0
+
+
+class Closed(Exception):
+    """The other end closed, in the middle of what was waited for or before it."""
+
+
+class Wire:
+    """A connection with what was read and not yet taken."""
+
+    def __init__(self, connection: socket.socket, limit_s: float = LIMIT_S * 6) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.settimeout(limit_s)
+        self._socket = connection
+        self._rest = b""
+
+    def send(self, data: bytes) -> None:
+        self._socket.sendall(data)
+
+    def reset(self) -> None:
+        """Close with RST in place of FIN."""
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        self.close()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def more(self) -> bytes:
+        """At least one byte: whatever is there. Raises Closed."""
+        if self._rest:
+            taken, self._rest = self._rest, b""
+            return taken
+        try:
+            data = self._socket.recv(65536)
+        except ConnectionError:
+            data = b""
+        if not data:
+            raise Closed
+        return data
+
+    def take(self, size: int) -> bytes:
+        parts, have = [], 0
+        while have < size:
+            part = self.more()
+            parts.append(part)
+            have += len(part)
+        data = b"".join(parts)
+        self._rest = data[size:] + self._rest
+        return data[:size]
+
+    def line(self) -> bytes:
+        """Without its CRLF."""
+        data = b""
+        while b"\r\n" not in data:
+            data += self.more()
+        line, _, rest = data.partition(b"\r\n")
+        self._rest = rest + self._rest
+        return line
+
+    def rest(self) -> bytes:
+        """All that comes until the other end closes."""
+        data = b""
+        try:
+            while True:
+                data += self.more()
+        except Closed:
+            return data
+
+    def is_silent_for(self, seconds: float) -> bool:
+        """Whether nothing comes in that time, and the connection stays open."""
+        before = self._socket.gettimeout()
+        self._socket.settimeout(seconds)
+        try:
+            self._rest = self.more()
+        except TimeoutError:
+            return True
+        except Closed:
+            return False
+        finally:
+            self._socket.settimeout(before)
+        return False
+
+
+@dataclass(frozen=True)
+class Head:
+    """First line and fields, in order; names in lower case."""
+
+    first: str
+    fields: tuple[tuple[str, str], ...]
+
+    def values(self, name: str) -> list[str]:
+        return [value for key, value in self.fields if key == name]
+
+    def get(self, name: str) -> str | None:
+        """The only value, or None. Two are a fault."""
+        found = self.values(name)
+        assert len(found) < 2, f"{name}: {found}"
+        return found[0] if found else None
+
+
+def read_head(wire: Wire) -> Head:
+    first = wire.line().decode("latin-1")
+    fields = []
+    while line := wire.line():
+        name, _, value = line.decode("latin-1").partition(":")
+        fields.append((name.lower(), value.strip()))
+    return Head(first, tuple(fields))
+
+
+def chunked(data: bytes) -> bytes:
+    """One chunk."""
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+@dataclass(frozen=True)
+class Answer:
+    head: Head
+    body: bytes
+    trailers: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def status(self) -> int:
+        return int(self.head.first.split(" ")[1])
+
+    def get(self, name: str) -> str | None:
+        return self.head.get(name)
+
+    @property
+    def refusal(self) -> tuple[int, str]:
+        """Status and reason of an answer in OpenAI's error shape; anything else is a fault."""
+        error = json.loads(self.body)["error"]
+        assert error.keys() == {"message", "type", "param", "code"}
+        assert isinstance(error["message"], str)
+        assert error["message"]
+        assert self.get("content-type") == "application/json"
+        assert self.get("x-pd-error") == error["code"]
+        assert "sock" not in error["message"]
+        return self.status, error["code"]
+
+
+class Client:
+    """One connection to the edge."""
+
+    def __init__(self, url: str, limit_s: float = LIMIT_S) -> None:
+        host, _, port = url.removeprefix("http://").partition(":")
+        self.wire = Wire(socket.create_connection((host, int(port)), timeout=limit_s), limit_s)
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wire.close()
+
+    def send(self, data: bytes) -> None:
+        self.wire.send(data)
+
+    def head(self) -> Head:
+        return read_head(self.wire)
+
+    def answer(self, *, is_to_head: bool = False) -> Answer:
+        """The next whole answer. Raises Closed."""
+        head = self.head()
+        if is_to_head or " 204 " in head.first:
+            return Answer(head, b"")
+        if head.get("transfer-encoding") == "chunked":
+            return Answer(head, *self._chunks())
+        length = head.get("content-length")
+        if length is None:
+            return Answer(head, self.wire.rest())
+        return Answer(head, self.wire.take(int(length)))
+
+    def _chunks(self) -> tuple[bytes, tuple[tuple[str, str], ...]]:
+        body = b""
+        while size := int(self.wire.line(), 16):
+            body += self.wire.take(size)
+            self.wire.line()
+        trailers = []
+        while line := self.wire.line():
+            name, _, value = line.decode("latin-1").partition(":")
+            trailers.append((name.lower(), value.strip()))
+        return body, tuple(trailers)
+
+    def chunk(self) -> bytes:
+        """The next chunk of an answer; empty at its end."""
+        size = int(self.wire.line(), 16)
+        data = self.wire.take(size)
+        self.wire.line()
+        return data
+
+    def is_closed(self, within_s: float = 5.0) -> bool:
+        """Whether the other end closes in that time, whatever it says before."""
+        deadline = monotonic() + within_s
+        while monotonic() < deadline:
+            try:
+                if self.wire.is_silent_for(0.05):
+                    continue
+                self.wire.more()
+            except Closed:
+                return True
+        return False
+
+
+def ask(url: str, data: bytes) -> Answer:
+    """These bytes on a connection of their own, and the first answer."""
+    with Client(url) as client:
+        client.send(data)
+        return client.answer()
+
+
+def request(
+    line: str, *headers: str, body: bytes = b"", host: str = "Host: edge", length: bool = True
+) -> bytes:
+    """`POST /x` with these header lines. `length`: a content-length, where there is a body."""
+    lines = [f"{line} HTTP/1.1", host, *headers]
+    if length and body:
+        lines.append(f"Content-Length: {len(body)}")
+    return "\r\n".join(line for line in lines if line).encode("latin-1") + b"\r\n\r\n" + body
