@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed-dev
+WITH_ATHERIS := $(VENV)/.installed-fuzz
 CLIENTS ?= 4096
 ROUNDS ?= 3
 WORKERS ?= 2
@@ -11,7 +12,7 @@ SECONDS ?= 300
 MODES ?= READ WRITE
 SEED ?=
 
-.PHONY: help run demo test test-unit check format burst chaos clean
+.PHONY: help run demo test test-unit check format burst chaos fuzz clean
 
 help:  ## What there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -24,6 +25,11 @@ $(INSTALLED): pyproject.toml
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+# Of their own, so that `make run` stays quick.
+$(VENV)/.installed-%: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --editable '.[dev,$*]'
 	@touch $@
 
 run: $(INSTALLED)  ## Envoy, the sidecar and four simulated engines; Ctrl-C stops all
@@ -54,6 +60,9 @@ burst: $(INSTALLED)  ## CLIENTS connections at once, ROUNDS times
 
 chaos: $(INSTALLED)  ## Everything is killed and broken under load, SECONDS for each of MODES (SEED repeats)
 	$(BIN)/python -m tests.chaos.chaos --seconds $(SECONDS) --modes $(MODES) $(if $(SEED),--seed $(SEED))
+
+fuzz: $(WITH_ATHERIS)  ## Random bytes at every codec, led by coverage, SECONDS in all
+	@$(BIN)/python -m tests.fuzz.fuzz --seconds $(SECONDS)
 
 clean:  ## Remove the virtual environment and the caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

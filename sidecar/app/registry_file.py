@@ -28,7 +28,7 @@ def load(path: Path) -> SavedPool | None:
         return msgspec.msgpack.decode(data, type=SavedPool)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
+    except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         log.warning("%s cannot be read and is left out: %s", path, error)
         return None
 

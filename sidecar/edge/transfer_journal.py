@@ -20,11 +20,12 @@ _ROOM = CELL_BYTES - _LENGTH.size
 
 
 class TransferJournal:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, cells: int = CELLS) -> None:
         """Open or make it; what an earlier worker left is in `leftovers`, by cell. Raises
         StartError."""
         self._path = path
-        size = CELLS * CELL_BYTES
+        self._cells = cells
+        size = cells * CELL_BYTES
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
         except OSError as error:
@@ -37,16 +38,16 @@ class TransferJournal:
             raise StartError(f"{path}: {error.strerror}") from None
         finally:
             os.close(descriptor)
-        found = ((cell, self._read(cell)) for cell in range(CELLS))
+        found = ((cell, self._read(cell)) for cell in range(cells))
         self.leftovers = {cell: data for cell, data in found if data is not None}
-        self._free = [cell for cell in reversed(range(CELLS)) if cell not in self.leftovers]
+        self._free = [cell for cell in reversed(range(cells)) if cell not in self.leftovers]
 
     def __repr__(self) -> str:
-        return f"<TransferJournal {CELLS - len(self._free)} of {CELLS}>"
+        return f"<TransferJournal {self._cells - len(self._free)} of {self._cells}>"
 
     def take_over(self, other: Path) -> None:
         """What a worker left that will not be started again; its file goes."""
-        journal = TransferJournal(other)
+        journal = TransferJournal(other, self._cells)
         for data in journal.leftovers.values():
             cell = self.put(data)
             if cell is not None:

@@ -57,10 +57,9 @@ def test_what_a_killed_process_put_is_there(path: Path) -> None:
     assert list(TransferJournal(path).leftovers.values()) == [b"mine"]
 
 
-def test_no_room_is_said(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_room_is_said(path: Path) -> None:
     """For too many as for too long; a cleared cell is room again."""
-    monkeypatch.setattr(transfer_journal, "CELLS", 2)
-    journal = TransferJournal(path)
+    journal = TransferJournal(path, cells=2)
     assert journal.put(b"x" * CELL_BYTES) is None
     cells = [journal.put(b"x" * (CELL_BYTES - 2)), journal.put(b"y")]
     assert None not in cells

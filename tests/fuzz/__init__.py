@@ -1,0 +1,1 @@
+"""Fuzzing of the codecs: any bytes give a value or the named error, never another exception."""

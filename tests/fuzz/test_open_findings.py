@@ -1,0 +1,28 @@
+"""What the fuzzers found and nobody has mended yet: each fails here until it is."""
+
+import pytest
+
+from tests.fuzz.own_files import check_configured
+
+NOT_YAML = {
+    "a date that is none": "workers: 2001-99-99",
+    "a tag without its value": "!!timestamp x",
+    "no boolean": "!!bool x",
+    "no number": "!!int x",
+    "an empty number": '!!int ""',
+    "nested without end": "[" * 2000,
+    "a port of 4301 digits": 'edge: {listen: "a:' + "1" * 4301 + '"}',
+}
+
+
+@pytest.mark.xfail(strict=True, reason="config.load lets PyYAML's other exceptions through")
+@pytest.mark.parametrize("text", NOT_YAML.values(), ids=NOT_YAML.keys())
+def test_a_file_that_is_no_configuration(text: str) -> None:
+    """It is a ConfigError."""
+    check_configured(text, {})
+
+
+@pytest.mark.xfail(strict=True, reason="config.load lets UnicodeEncodeError through")
+def test_a_variable_that_is_not_utf8() -> None:
+    """As `os.environ` has it; it is a ConfigError."""
+    check_configured("", {"PD_SIDECAR__INSTANCES": "[{role: \udcff}]"})
