@@ -3,11 +3,17 @@
 import argparse
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import MISSING, fields
-from typing import NoReturn
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, fields
+from typing import Any, NoReturn
 
 from sidecar.sim.options import HELP, OptionError, SimOptions
+
+_SPECIAL: Mapping[str, dict[str, Any]] = {
+    "model": {"action": "append", "default": None},
+    "profiler": {"nargs": "?", "const": "torch"},
+}
+"""Options that may be given several times, or without a value."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -15,7 +21,7 @@ def main(arguments: Sequence[str]) -> int:
     given = _parser().parse_args(arguments)
     try:
         options = SimOptions(
-            **{field.name: getattr(given, field.name) for field in fields(SimOptions)}
+            **{field.name: _value_of(given, field) for field in fields(SimOptions)}
         )
         if given.lifeline_fd is not None:
             _check_descriptor(given.lifeline_fd)
@@ -27,6 +33,13 @@ def main(arguments: Sequence[str]) -> int:
         print(f"sidecar.sim: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _value_of(given: argparse.Namespace, field: Field[Any]) -> Any:
+    value = getattr(given, field.name)
+    if field.name == "model":
+        return ",".join(value) if value else field.default
+    return value
 
 
 def _check_descriptor(descriptor: int) -> None:
@@ -63,13 +76,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     types = {"int": int, "float": float}
     for field in fields(SimOptions):
-        engine.add_argument(
-            "--" + field.name.replace("_", "-"),
-            type=types.get(getattr(field.type, "__name__", ""), str),
-            required=field.name == "role",
-            default=None if field.name == "role" else field.default,
-            help=_help(field.name, field.default),
-        )
+        settings: dict[str, Any] = {
+            "type": types.get(getattr(field.type, "__name__", ""), str),
+            "required": field.name == "role",
+            "default": None if field.name == "role" else field.default,
+            "help": _help(field.name, field.default),
+        }
+        name = "--" + field.name.replace("_", "-")
+        engine.add_argument(name, **{**settings, **_SPECIAL.get(field.name, {})})
     engine.add_argument("--lifeline-fd", type=int, help="end when this descriptor reads EOF")
     return parser
 

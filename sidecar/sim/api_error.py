@@ -2,6 +2,7 @@
 
 import json
 from http import HTTPStatus
+from typing import Any
 
 _TYPES = {
     400: "BadRequestError",
@@ -9,23 +10,29 @@ _TYPES = {
     500: "InternalServerError",
     503: "ServiceUnavailableError",
 }
+MAX_SHOWN_INPUT = 200  # characters of the value at fault that an error repeats
 
 
 class ApiError(Exception):
-    """A request ends with this status and message."""
+    """A request ends with this status and message; `kind` None: vLLM's type for the status."""
 
-    def __init__(self, status: int, message: str, param: str | None = None) -> None:
+    is_validation = False
+    """Found before any handler of vLLM ran, so of OpenAI's shape on every path."""
+
+    def __init__(
+        self, status: int, message: str, param: str | None = None, kind: str | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.param = param
+        self.kind = kind or _TYPES.get(status) or HTTPStatus(status).phrase
 
     def body(self) -> bytes:
         """The JSON body, as vLLM shapes it."""
-        kind = _TYPES.get(self.status) or HTTPStatus(self.status).phrase
         error = {
             "message": self.message,
-            "type": kind,
+            "type": self.kind,
             "param": self.param,
             "code": self.status,
         }
@@ -40,3 +47,36 @@ class EngineDead(ApiError):
             500,
             "EngineCore encountered an issue. See stack trace (above) for the root cause.",
         )
+
+
+class InvalidBody(ApiError):
+    """A body that vLLM's request models refuse: 400 of type "Bad Request".
+
+    `problem` is what is wrong, `path` the field, `rule` pydantic's name of the broken rule.
+    """
+
+    is_validation = True
+
+    def __init__(self, path: str, rule: str, problem: str, value: Any = None) -> None:
+        where = f"body.{path}" if path else "body"
+        found = {"type": rule, "loc": where, "msg": problem, "input": _shown(value)}
+        super().__init__(400, f"1 validation error:\n  {found}", where, "Bad Request")
+
+
+class BrokenRule(ApiError):
+    """A body whose fields contradict each other or a limit: as `InvalidBody`, with a bare param."""
+
+    is_validation = True
+
+    def __init__(self, problem: str, param: str | None = None) -> None:
+        found = {"type": "value_error", "loc": "body", "msg": f"Value error, {problem}"}
+        param = param if param is not None else "body"
+        super().__init__(400, f"1 validation error:\n  {found}", param, "Bad Request")
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, list | dict):
+        return f"<{type(value).__name__} of {len(value)} items>"
+    if isinstance(value, str) and len(value) > MAX_SHOWN_INPUT:
+        return value[:MAX_SHOWN_INPUT] + "...[truncated]"
+    return value

@@ -1,132 +1,112 @@
-"""POST /v1/completions and /v1/chat/completions: one request from arrival to its last byte."""
+"""The routes that write text: completions, chats, responses and messages, one way for all."""
 
-import asyncio
 import time
 import uuid
+from collections.abc import Mapping
 from typing import Any
 
 from aiohttp import web
 
-from sidecar.sim.answer import Answer
-from sidecar.sim.api_error import ApiError
-from sidecar.sim.connection import reset
-from sidecar.sim.core import KEPT_BODY_BYTES, Core, Received
-from sidecar.sim.counters import Leg
+from sidecar.sim.answer import Answer, dump
+from sidecar.sim.chat_answer import ChatAnswer
+from sidecar.sim.completion_answer import CompletionAnswer
+from sidecar.sim.core import Core
 from sidecar.sim.decode import Decode
-from sidecar.sim.fault_answer import error_answer
-from sidecar.sim.faults import Fault
 from sidecar.sim.generation import Generation
-from sidecar.sim.model import Api
-from sidecar.sim.model_request import read_json_object, read_model_request
+from sidecar.sim.intake import Intake
+from sidecar.sim.messages_answer import MessagesAnswer, error_of
+from sidecar.sim.messages_request import chat_of_messages
+from sidecar.sim.model_request import ModelRequest, read_model_request
 from sidecar.sim.prefill import Prefill
+from sidecar.sim.prompt import Api
+from sidecar.sim.responses_answer import ResponsesAnswer
+from sidecar.sim.responses_request import chat_of_responses
+
+_NOT_IN_BATCH = ("tools", "tool_choice", "stream", "stream_options")
 
 
 class CompletionRoutes:
-    """The model-running routes of one engine."""
+    """The text-writing routes of one engine."""
 
-    def __init__(self, core: Core, prefill: Prefill, decode: Decode) -> None:
+    def __init__(self, core: Core, intake: Intake, prefill: Prefill, decode: Decode) -> None:
         self._core = core
+        self._intake = intake
         self._prefill = prefill
         self._decode = decode
 
+    def routes(self) -> list[web.RouteDef]:
+        """All of them."""
+        return [
+            web.post("/v1/completions", self.completions),
+            web.post("/v1/chat/completions", self.chat),
+            web.post("/v1/chat/completions/batch", self.batch),
+            web.post("/v1/responses", self.responses),
+            web.post("/v1/messages", self.messages),
+        ]
+
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/completions."""
-        return await self._serve(request, "completions")
+        return await self._intake.serve(request, lambda r: self._run(r, "completions"))
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/chat/completions."""
-        return await self._serve(request, "chat")
+        return await self._intake.serve(request, lambda r: self._run(r, "chat"))
 
-    async def _serve(self, request: web.Request, api: Api) -> web.StreamResponse:
-        core = self._core
-        core.running += 1
-        try:
-            return await self._admit(request, api)
-        except ApiError as error:
-            core.counters.rejected += 1
-            return web.Response(
-                status=error.status, body=error.body(), content_type="application/json"
-            )
-        except asyncio.CancelledError:
-            core.counters.aborted += 1
-            raise
-        except ConnectionError:
-            core.counters.aborted += 1
-            # As a cancellation: aiohttp would log any other exception of a lost client.
-            raise asyncio.CancelledError from None
-        finally:
-            core.running -= 1
+    async def batch(self, request: web.Request) -> web.StreamResponse:
+        """POST /v1/chat/completions/batch: one choice for each conversation."""
+        return await self._intake.serve(request, lambda r: self._run(r, "batch"))
 
-    async def _admit(self, request: web.Request, api: Api) -> web.StreamResponse:
-        raw = await request.read()
-        body: dict[str, Any] = {}
-        rank = 0
-        try:
-            body = read_json_object(request.headers.get("Content-Type", ""), raw)
-            self._core.check_alive()
-            asked = read_model_request(api, body, self._core.options.model)
-            rank = self._core.pick_rank(self._pinned_rank(request))
-        finally:
-            # Also what is refused, so that a test can see why.
-            self._record(request, raw, _leg_of_body(body), rank)
-        self._core.counters.ranks[asked.leg][rank] += 1
-        request_id = request.headers.get("X-Request-Id") or uuid.uuid4().hex
-        fault = self._core.faults.take(asked.leg)
-        if fault is not None:
-            early = await _suffer(fault, request)
-            if early is not None:
-                self._core.counters.rejected += 1
-                return early
-        answer = Answer(api, request_id, self._core.options.model, int(time.time()))
-        sides = (self._core, self._prefill, self._decode)
-        run = Generation(*sides, asked, rank, request_id, answer, fault)
-        return await (run.answer_streamed(request) if asked.stream else run.answer_whole(request))
+    async def responses(self, request: web.Request) -> web.StreamResponse:
+        """POST /v1/responses."""
+        return await self._intake.serve(request, lambda r: self._run(r, "responses"))
 
-    def _pinned_rank(self, request: web.Request) -> int | None:
-        """X-data-parallel-rank: out of range is 400, not an integer is ignored (protocol.md c)."""
-        try:
-            rank = int(request.headers["X-data-parallel-rank"])
-        except (KeyError, ValueError):
-            return None
-        if not 0 <= rank < self._core.options.dp_size:
-            raise ApiError(
-                400,
-                f"data_parallel_rank {rank} is out of range [0, {self._core.options.dp_size}).",
-            )
-        return rank
-
-    def _record(self, request: web.Request, raw: bytes, leg: Leg, rank: int) -> None:
-        self._core.received[leg].append(
-            Received(
-                method=request.method,
-                path=request.raw_path,
-                headers=tuple(
-                    (name.decode("latin-1"), value.decode("latin-1"))
-                    for name, value in request.raw_headers
-                ),
-                body=raw if len(raw) <= KEPT_BODY_BYTES else None,
-                body_bytes=len(raw),
-                rank=rank,
-            )
+    async def messages(self, request: web.Request) -> web.StreamResponse:
+        """POST /v1/messages."""
+        return await self._intake.serve(
+            request, lambda r: self._run(r, "messages"), lambda error: dump(error_of(error))
         )
 
+    async def _run(self, request: web.Request, api: Api) -> web.StreamResponse:
+        admitted = await self._intake.admit(request, lambda body: self.read(api, body))
+        if admitted.early is not None:
+            return admitted.early
+        asked = admitted.asked
+        request_id = _request_id(request, api, admitted.body)
+        answer = _answer_to(asked, admitted.body, request_id)
+        sides = (self._core, self._prefill, self._decode)
+        run = Generation(*sides, asked, admitted.rank, request_id, answer, admitted.fault)
+        return await (run.answer_streamed(request) if asked.stream else run.answer_whole(request))
 
-async def _suffer(fault: Fault, request: web.Request) -> web.Response | None:
-    """What a fault does before the model runs; an answer in place of the model's, if any."""
-    match fault.kind:
-        case "status":
-            return error_answer(fault)
-        case "reset" if fault.when == "before":
-            raise reset(request)
-        case "slow":
-            await asyncio.sleep(fault.delay_s)
-        case "hang":
-            await asyncio.get_running_loop().create_future()  # until the client leaves
-    return None
+    def read(self, api: Api, body: Mapping[str, Any]) -> ModelRequest:
+        """The checked request of a client's body; raises ApiError."""
+        models, longest = self._core.models, self._core.options.max_model_len
+        chat = body
+        match api:
+            case "responses":
+                chat = chat_of_responses(body, models)
+            case "messages":
+                chat = chat_of_messages(body)
+            case "batch":
+                chat = {key: body[key] for key in body if key not in _NOT_IN_BATCH}
+        return read_model_request(api, chat, models, longest)
 
 
-def _leg_of_body(body: dict[str, Any]) -> Leg:
-    kv = body.get("kv_transfer_params")
-    if isinstance(kv, dict) and kv.get("do_remote_decode"):
-        return "prefill"
-    return "decode" if isinstance(kv, dict) and kv.get("do_remote_prefill") else "plain"
+def _request_id(request: web.Request, api: Api, body: Mapping[str, Any]) -> str:
+    """Responses takes the body's, the others the header's (protocol b)."""
+    if api == "responses":
+        return str(body.get("request_id") or f"resp_{uuid.uuid4().hex}")
+    own = body.get("request_id") if api != "messages" else None
+    return request.headers.get("X-Request-Id") or own or uuid.uuid4().hex
+
+
+def _answer_to(asked: ModelRequest, body: Mapping[str, Any], request_id: str) -> Answer:
+    created = int(time.time())
+    match asked.api:
+        case "completions":
+            return CompletionAnswer(asked, request_id, created)
+        case "responses":
+            return ResponsesAnswer(asked, body, request_id, created)
+        case "messages":
+            return MessagesAnswer(asked, request_id)
+        case _:
+            return ChatAnswer(asked, request_id, created)

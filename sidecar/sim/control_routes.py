@@ -39,6 +39,7 @@ class ControlRoutes:
             web.post("/sim/pace", self.pace),
             web.post("/sim/beats", self.beats),
             web.post("/sim/health", self.health),
+            web.post("/sim/model", self.model),
             web.post("/sim/reset", self.reset),
         ]
 
@@ -66,6 +67,8 @@ class ControlRoutes:
                 "leaked_transfers": len(self._decode.leaked),
                 "leaked_blocks": sum(self._decode.leaked.values()),
                 "notify_threads_dead": len(core.dead_notify_ranks),
+                "models": core.models.names,
+                "is_profiling": core.is_profiling,
                 "beats_sent": self._heartbeat.sent if self._heartbeat else 0,
                 "connections": self._door.connections,
                 **core.counters.as_dict(),
@@ -73,12 +76,12 @@ class ControlRoutes:
         )
 
     async def last(self, request: web.Request) -> web.Response:
-        """GET /sim/last?leg=prefill|decode|plain: the last requests, oldest first."""
+        """GET /sim/last?leg=prefill|decode|plain|single: the last requests, oldest first."""
         leg = request.query.get("leg", "")
         for name, kept in self._core.received.items():
             if name == leg:
                 return web.json_response([_show(one) for one in kept])
-        raise web.HTTPBadRequest(text="leg is prefill, decode or plain")
+        raise web.HTTPBadRequest(text="leg is prefill, decode, plain or single")
 
     async def hold(self, request: web.Request) -> web.Response:
         """POST /sim/hold {"hold": bool, "limit_s": 30}."""
@@ -108,6 +111,18 @@ class ControlRoutes:
         health.status = given.get("status", 200)
         health.delay_s = given.get("delay_s", 0.0)
         health.refuse = given.get("refuse", False)
+        return await self.state(request)
+
+    async def model(self, request: web.Request) -> web.Response:
+        """POST /sim/model {"load": NAME} or {"unload": NAME}: an adapter comes or goes."""
+        given = await read_control(request, {"load": str, "unload": str})
+        if len(given) != 1 or not all(given.values()):
+            raise web.HTTPBadRequest(text="load or unload is missing")
+        models = self._core.models
+        if "load" in given:
+            models.load(given["load"])
+        elif not models.unload(given["unload"]):
+            raise web.HTTPBadRequest(text=f"there is no adapter {given['unload']!r}")
         return await self.state(request)
 
     async def reset(self, request: web.Request) -> web.Response:

@@ -4,16 +4,21 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import zmq
+from aiohttp import web
 
 from sidecar.sim.api_error import EngineDead
 from sidecar.sim.counters import Counters, Leg
 from sidecar.sim.faults import Faults
 from sidecar.sim.link import Links
+from sidecar.sim.models import Models
 from sidecar.sim.notifier import Notifier
 from sidecar.sim.options import SimOptions
 
+KeptAs = Leg | Literal["single"]
+"""As what a request is kept: a leg, or a request that runs no model."""
 KEPT_REQUESTS = 20  # of each leg, for /sim/last
 KEPT_BODY_BYTES = 4 << 20  # a larger body is kept as its length alone
 
@@ -105,10 +110,13 @@ class Core:
         self.pace = Pace(options.ttft_ms / 1000, options.tokens_per_s)
         self.health = Health()
         self.faults = Faults()
-        self.received: dict[Leg, deque[Received]] = {
+        self.models = Models(options.models, options.max_model_len)
+        self.is_profiling = False
+        self.received: dict[KeptAs, deque[Received]] = {
             "prefill": deque(maxlen=KEPT_REQUESTS),
             "decode": deque(maxlen=KEPT_REQUESTS),
             "plain": deque(maxlen=KEPT_REQUESTS),
+            "single": deque(maxlen=KEPT_REQUESTS),
         }
         self.running = 0
         self.waiting = 0
@@ -124,6 +132,22 @@ class Core:
         rank = self._next_rank
         self._next_rank = (rank + 1) % self.options.dp_size
         return rank
+
+    def keep(self, request: web.Request, raw: bytes, kept_as: KeptAs, rank: int) -> None:
+        """Remember a request as it arrived, for /sim/last."""
+        self.received[kept_as].append(
+            Received(
+                method=request.method,
+                path=request.raw_path,
+                headers=tuple(
+                    (name.decode("latin-1"), value.decode("latin-1"))
+                    for name, value in request.raw_headers
+                ),
+                body=raw if len(raw) <= KEPT_BODY_BYTES else None,
+                body_bytes=len(raw),
+                rank=rank,
+            )
+        )
 
     def die(self, cause: str) -> EngineDead:
         """The engine core dies for good; returns the error that everyone gets."""

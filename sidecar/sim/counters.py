@@ -32,6 +32,7 @@ class Counters:
         self.local_prefills = 0
         self.holding_most = 0
         self.rejected = 0
+        self.requests_received = 0
 
     def as_dict(self) -> dict[str, Any]:
         """Every count, ready for JSON."""
@@ -49,4 +50,5 @@ class Counters:
             "local_prefills": self.local_prefills,
             "holding_most": self.holding_most,
             "rejected": self.rejected,
+            "requests_received": self.requests_received,
         }

@@ -8,18 +8,23 @@ from typing import Any
 
 from aiohttp import web
 
-from sidecar.sim.answer import DONE, Answer, error_event
+from sidecar.sim.answer import Answer
 from sidecar.sim.api_error import ApiError
 from sidecar.sim.blocks import PushTarget
+from sidecar.sim.choice_run import ChoiceRun
 from sidecar.sim.connection import drop, flush, reset
 from sidecar.sim.core import Core
 from sidecar.sim.decode import Decode
 from sidecar.sim.faults import Fault, Kind
-from sidecar.sim.model import Prompt, block_contents, generate
+from sidecar.sim.model import block_contents, generate, run_choice
 from sidecar.sim.model_request import ModelRequest
 from sidecar.sim.prefill import Prefill
+from sidecar.sim.prompt import Prompt
 
 _STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8"}
+Source = tuple[Prompt, tuple[bytes, ...], int]
+"""What a choice is made of: its prompt, the blocks at hand, its number."""
+_Parts = tuple[bytes, bytes, bytes, Iterator[str]]
 
 
 class Generation:
@@ -46,31 +51,21 @@ class Generation:
         self._fault = fault
         is_broken_off = fault is not None and fault.kind in ("stall", "cut")
         self._break_at = fault.after_tokens if fault and is_broken_off else -1
-        self._prompt_tokens = sum(prompt.tokens for prompt in asked.prompts)
 
     async def answer_whole(self, request: web.Request) -> web.Response:
         """The answer in one piece; raises ApiError."""
-        asked, core = self._asked, self._core
+        core = self._core
         target = self._check_prefill()
-        words = await self._start()
-        if asked.max_tokens > 1 and core.pace.tokens_per_s:
-            await asyncio.sleep((asked.max_tokens - 1) / core.pace.tokens_per_s)
+        runs = [self._finished_run(source) for source in await self._start()]
+        longest = max(run.count for run in runs)
+        if longest > 1 and core.pace.tokens_per_s:
+            await asyncio.sleep((longest - 1) / core.pace.tokens_per_s)
         if self._break_at >= 0:
             await self._break_off(request)
-        parameters = await self._finish_prefill(target) if asked.leg == "prefill" else None
+        parameters = await self._finish_prefill(target, runs)
         core.check_alive()
-        texts = ["".join(islice(choice, asked.max_tokens)) for choice in words]
-        if asked.echo:
-            prompts = [p.text for p in asked.prompts for _ in range(asked.n)]
-            texts = [prompt + text for prompt, text in zip(prompts, texts, strict=True)]
-        count = asked.max_tokens * len(texts)
-        core.counters.tokens_sent += count
-        if self._has_fault("eos"):
-            # The end-of-sequence token is a token, but has no text.
-            texts, reason = [""] * len(texts), "stop"
-        else:
-            reason = "length"
-        body = self._answer.whole(texts, self._prompt_tokens, count, parameters, reason)
+        core.counters.tokens_sent += sum(run.count for run in runs)
+        body = self._answer.whole(runs, parameters)
         if self._has_fault("reset"):
             await self._reset_after_headers(request, len(body))
         return web.Response(body=body, content_type="application/json")
@@ -84,47 +79,102 @@ class Generation:
             await flush(request)
             raise reset(request)
         try:
-            words = await self._start()
-            await self._write_tokens(request, response, words)
-            if self._asked.leg == "prefill":
-                await self._finish_prefill(target)
+            sources = await self._start()
+            for event in self._answer.opening():
+                await response.write(event)
+            if parts := self._parts(sources):
+                await self._write_words(request, response, parts)
+                runs, count = [], self._asked.sampling.max_tokens * len(sources)
+            else:
+                runs = [self._run(source) for source in sources]
+                await self._write_steps(request, response, runs)
+                count = sum(run.count for run in runs)
+            await self._finish_prefill(target, runs)
+            for event in self._answer.closing(runs, count):
+                await response.write(event)
         except ApiError as error:
-            # The status line has gone: vLLM reports in an event and ends the stream cleanly.
-            await response.write(error_event(error.body()))
-        await response.write(DONE)
+            # The status line has gone.
+            failure = self._answer.failure(error)
+            if failure is None:
+                await flush(request)
+                raise drop(request) from None
+            await response.write(failure)
         await response.write_eof()
         return response
 
-    async def _write_tokens(
-        self, request: web.Request, response: web.StreamResponse, words: list[Iterator[str]]
+    def _is_fast(self) -> bool:
+        return self._asked.is_word_an_event and not self._has_fault("eos")
+
+    def _parts(self, sources: list[Source]) -> list[_Parts]:
+        """What each choice's events are made of, if a word is an event; else nothing."""
+        if not self._is_fast():
+            return []
+        key = self._asked.sampling.key
+        return [
+            (*parts, generate(*source, key))
+            for index, source in enumerate(sources)
+            if (parts := self._answer.token_parts(index)) is not None
+        ]
+
+    def _run(self, source: Source) -> ChoiceRun:
+        if self._has_fault("eos"):
+            return ChoiceRun(iter(()), self._asked.sampling, None)
+        return run_choice(*source, self._asked.sampling, self._asked.form)
+
+    def _finished_run(self, source: Source) -> ChoiceRun:
+        sampling = self._asked.sampling
+        if self._is_fast():
+            words = islice(generate(*source, sampling.key), sampling.max_tokens)
+            return ChoiceRun.of_words("".join(words), sampling)
+        run = self._run(source)
+        run.run()
+        return run
+
+    async def _write_words(
+        self, request: web.Request, response: web.StreamResponse, parts: list[_Parts]
     ) -> None:
-        asked, core, answer = self._asked, self._core, self._answer
-        for event in answer.starts(len(words)):
-            await response.write(event)
-        if asked.echo:
-            for index in range(len(words)):
-                prompt = asked.prompts[index // asked.n].text
-                await response.write(answer.echo(index, prompt))
-        parts = [(*answer.token_parts(index), w) for index, w in enumerate(words)]
+        """Each event is a word between constant bytes: what a load test does all day."""
+        core, sampling = self._core, self._asked.sampling
         loop = asyncio.get_running_loop()
         due = loop.time()
-        last = asked.max_tokens - 1
-        for number in range(asked.max_tokens):
-            if number == self._break_at:
-                await self._break_off(request)
-            if number:
-                rate = core.pace.tokens_per_s
-                due = (due or loop.time()) + 1 / rate if rate else 0.0
-                await asyncio.sleep(max(0.0, due - loop.time()) if rate else 0)
-            if core.is_dead:
-                core.check_alive()
+        last = sampling.max_tokens - 1
+        for number in range(sampling.max_tokens):
+            due = await self._await_turn(request, number, due)
             for before, after, ending, choice in parts:
                 token = next(choice).encode()
                 await response.write(before + token + (ending if number == last else after))
             core.counters.tokens_sent += len(parts)
-        if asked.include_usage:
-            count = asked.max_tokens * len(words)
-            await response.write(answer.usage(self._prompt_tokens, count))
+
+    async def _write_steps(
+        self, request: web.Request, response: web.StreamResponse, runs: list[ChoiceRun]
+    ) -> None:
+        due = asyncio.get_running_loop().time()
+        number = 0
+        while going := [(index, run) for index, run in enumerate(runs) if run.finish is None]:
+            due = await self._await_turn(request, number, due)
+            for index, run in going:
+                event = self._answer.step(index, run, run.step())
+                if event:
+                    await response.write(event)
+            self._core.counters.tokens_sent += len(going)
+            number += 1
+
+    async def _await_turn(self, request: web.Request, number: int, due: float) -> float:
+        """Wait until token `number` (from 0) may be written; returns when that was to be."""
+        if number == self._break_at:
+            await self._break_off(request)
+        if number:
+            rate = self._core.pace.tokens_per_s
+            if rate:
+                loop = asyncio.get_running_loop()
+                due = (due or loop.time()) + 1 / rate
+                await asyncio.sleep(max(0.0, due - loop.time()))
+            else:
+                due = 0.0
+                await asyncio.sleep(0)
+        if self._core.is_dead:
+            self._core.check_alive()
+        return due
 
     async def _break_off(self, request: web.Request) -> None:
         """Suffer a stall, which only the client's leaving ends, or a cut."""
@@ -143,8 +193,8 @@ class Generation:
     def _has_fault(self, kind: Kind) -> bool:
         return self._fault is not None and self._fault.kind == kind
 
-    async def _start(self) -> list[Iterator[str]]:
-        """Obtain the KV, wait for the first token; returns each choice's words."""
+    async def _start(self) -> list[Source]:
+        """Obtain the KV, wait for the first token; returns what each choice is made of."""
         asked, core = self._asked, self._core
         fetched: tuple[bytes, ...] | None = None
         if asked.leg == "decode" and asked.kv is not None:
@@ -158,9 +208,9 @@ class Generation:
             await asyncio.sleep(core.pace.ttft_s)
         core.check_alive()
         return [
-            generate(prompt, _blocks(prompt, fetched), number)
+            (prompt, block_contents(prompt) if fetched is None else fetched, number)
             for prompt in asked.prompts
-            for number in range(asked.n)
+            for number in range(asked.sampling.n)
         ]
 
     def _check_prefill(self) -> PushTarget | None:
@@ -170,18 +220,19 @@ class Generation:
             raise self._wrong_role()
         return self._prefill.check(self._asked, self._asked.kv, self._request_id)
 
-    async def _finish_prefill(self, target: PushTarget | None) -> dict[str, Any] | None:
-        assert self._asked.kv is not None
+    async def _finish_prefill(
+        self, target: PushTarget | None, runs: list[ChoiceRun]
+    ) -> dict[str, Any] | None:
+        """Hand the KV over, if this is a prefill leg and it ended by length."""
+        asked = self._asked
+        if asked.leg != "prefill" or asked.kv is None:
+            return None
         await self._core.gate.wait()
         self._core.check_alive()
         now = asyncio.get_running_loop().time()
-        is_kept = not (self._has_fault("no_kv") or self._has_fault("eos"))
-        return self._prefill.finish(self._asked, self._asked.kv, self._rank, target, now, is_kept)
+        is_kept = not self._has_fault("no_kv") and all(run.finish == "length" for run in runs)
+        return self._prefill.finish(asked, asked.kv, self._rank, target, now, is_kept)
 
     def _wrong_role(self) -> ApiError:
         self._core.counters.errors["wrong_role"] += 1
         return ApiError(500, f"Internal server error (sim: {self._asked.leg} leg on wrong role)")
-
-
-def _blocks(prompt: Prompt, fetched: tuple[bytes, ...] | None) -> tuple[bytes, ...]:
-    return block_contents(prompt) if fetched is None else fetched

@@ -17,10 +17,13 @@ from sidecar.sim.core import Core
 from sidecar.sim.decode import Decode
 from sidecar.sim.door import Door
 from sidecar.sim.fault_routes import FaultRoutes
+from sidecar.sim.guard import guard_of
 from sidecar.sim.heartbeat import Heartbeat, payload_maker
+from sidecar.sim.intake import Intake
 from sidecar.sim.link import LinkServer
 from sidecar.sim.notify_ports import NotifyPorts
 from sidecar.sim.options import SimOptions, parse_address
+from sidecar.sim.pooling_routes import PoolingRoutes
 from sidecar.sim.ports import Ports
 from sidecar.sim.prefill import Prefill
 from sidecar.sim.service_routes import ServiceRoutes
@@ -95,7 +98,7 @@ class Life:
 
     async def _serve_http(self, heartbeat: Heartbeat | None, stack: AsyncExitStack) -> None:
         core, sides = self._core, (self._prefill, self._decode)
-        app = web.Application(client_max_size=MAX_BODY_BYTES)
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[guard_of(core)])
         runner = web.AppRunner(
             app,
             handler_cancellation=True,  # a client that leaves is an abort, as in vLLM
@@ -104,12 +107,13 @@ class Life:
             shutdown_timeout=0.1,
         )
         door = Door(runner, self._ports)
-        model = CompletionRoutes(core, *sides)
+        intake = Intake(core)
+        model = CompletionRoutes(core, intake, *sides)
         app.add_routes(
             [
-                web.post("/v1/completions", model.completions),
-                web.post("/v1/chat/completions", model.chat),
-                *ServiceRoutes(core).routes(),
+                *model.routes(),
+                *PoolingRoutes(core, intake).routes(),
+                *ServiceRoutes(core, model.read).routes(),
                 *ControlRoutes(core, *sides, heartbeat, door).routes(),
                 *FaultRoutes(core, door, self.die).routes(),
             ]

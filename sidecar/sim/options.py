@@ -69,7 +69,10 @@ HELP = {
     "notify_port": "first of dp_size ports, of tp_size ones if dp_size is 1",
     "ttft_ms": "time to first token",
     "tokens_per_s": "of each answer; 0: as fast as possible",
-    "model": "served model name",
+    "model": "served model name; given again or after a comma: a LoRA adapter of the first",
+    "max_model_len": "most tokens of a prompt and its answer together",
+    "api_key": "asked for as Authorization: Bearer KEY where vLLM asks; empty: nowhere",
+    "profiler": "mounts /start_profile and /stop_profile",
     "version": "vLLM's version, which decides the heartbeat's shape and how peers are found",
     "ping_interval_s": "between heartbeats",
     "shape": "heartbeat: register (up to 0.19) or typed; by default what the version sends",
@@ -87,7 +90,8 @@ class SimOptions:
     Port 0 (in `http`, `handshake_port`, `notify_port`) means: pick a free one. Rank r listens
     at `handshake_port + r` and `notify_port + r`; with one rank each of its `tp_size` ones has a
     notify port. `proxy` empty: never registers.
-    `tokens_per_s` 0: as fast as possible. `shape` None: what `version` would send.
+    `tokens_per_s` 0: as fast as possible. `shape` None: what `version` would send. `model` may be
+    several names with commas between: the base model and its adapters.
     """
 
     role: Role
@@ -101,6 +105,9 @@ class SimOptions:
     ttft_ms: float = 0.0
     tokens_per_s: float = 0.0
     model: str = "sim-model"
+    max_model_len: int = 1 << 20
+    api_key: str = ""
+    profiler: str = ""
     version: str = "0.33.0"
     ping_interval_s: float = 3.0
     shape: Shape | None = None
@@ -123,8 +130,8 @@ class SimOptions:
         if self.proxy:
             parse_address("--proxy", self.proxy)
         parse_release(self.version)
-        if not self.model:
-            raise OptionError("--model is empty")
+        if not all(self.models) or len(set(self.models)) < len(self.models):
+            raise OptionError(f"--model is {self.model!r}: a name is empty, or is there twice")
 
     def _check_numbers(self) -> None:
         for name, low, high in (
@@ -137,11 +144,17 @@ class SimOptions:
             ("ping_interval_s", 0.01, 3600),
             ("defer_timeout_s", 0.01, 86400),
             ("start_delay_s", 0, 3600),
+            ("max_model_len", 2, 1 << 30),
         ):
             value = getattr(self, name)
             if not low <= value <= high:
                 option = "--" + name.replace("_", "-")
                 raise OptionError(f"{option} is {value}, not between {low} and {high}")
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The served names: the base model, then its adapters."""
+        return tuple(self.model.split(","))
 
     @property
     def release(self) -> tuple[int, int]:

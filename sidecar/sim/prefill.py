@@ -54,7 +54,7 @@ class Prefill:
         peer = find_peer(options, request_id, kv)
         if peer is None and (options.mode == "WRITE" or options.needs_embedded_address):
             raise self._core.die("no_peer_address")
-        if request.max_tokens != 1:
+        if request.sampling.max_tokens != 1:
             errors["prefill_max_tokens"] += 1
         if request.may_stop_early:
             # vLLM hands KV over only if the leg ended by length (protocol.md c).

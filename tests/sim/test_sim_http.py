@@ -148,7 +148,7 @@ async def test_what_is_no_json_object_is_refused(lab, raw) -> None:
     url = f"{engine.url}/v1/completions"
     async with lab.http.post(url, data=raw, headers=headers) as response:
         assert response.status == 400
-        assert (await response.json())["error"]["type"] == "BadRequestError"
+        assert (await response.json())["error"]["type"] == "Bad Request"
 
 
 @pytest.mark.parametrize(

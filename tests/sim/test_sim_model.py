@@ -5,14 +5,9 @@ from itertools import islice
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.sim.model import (
-    BLOCK_BYTES,
-    block_contents,
-    expected_text,
-    generate,
-    limit_of,
-    read_prompts,
-)
+from sidecar.sim.model import BLOCK_BYTES, block_contents, expected_text, generate
+from sidecar.sim.prompt import read_prompts
+from sidecar.sim.sampling import limit_of
 
 prompts = st.text() | st.lists(st.integers(0, 200_000), min_size=1)
 
@@ -52,8 +47,9 @@ def test_a_longer_answer_starts_with_the_shorter_one() -> None:
 def test_what_shapes_the_prompt_shapes_the_text() -> None:
     body = {"messages": [{"role": "user", "content": "hi"}]}
     plain = expected_text("chat", body)
-    assert expected_text("chat", {**body, "tools": [{"type": "function"}]}) != plain
-    assert expected_text("chat", {**body, "temperature": 1, "seed": 3}) == plain
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert expected_text("chat", {**body, "tools": tools}) != plain
+    assert expected_text("chat", {**body, "temperature": 0, "seed": 3}) == plain
     assert expected_text("chat", {**body, "tools": None}) == plain
 
 
