@@ -44,6 +44,7 @@ class CompletionAnswer:
         asked, prompt = self._asked, self._prompt(index)
         is_first = step.number == 1
         text, tokens = step.text, [step.token]
+        place = step.number + (prompt.tokens if asked.echo and not is_first else 0)
         if asked.echo and is_first:
             tokens = tokens_of_prompt(prompt) + tokens
             text = prompt.text + text
@@ -52,7 +53,7 @@ class CompletionAnswer:
         choice: dict[str, Any] = {
             "index": index,
             "text": text,
-            "logprobs": self._logprobs(index, tokens, step.number, asked.echo and is_first),
+            "logprobs": self._logprobs(index, tokens, place, asked.echo and is_first),
             "finish_reason": step.finish,
             "stop_reason": step.stop_reason,
         }

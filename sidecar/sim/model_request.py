@@ -36,7 +36,11 @@ _KINDS: Mapping[str, Mapping[str, Kind]] = {
     "responses": {**SAMPLING, "tools": LIST, "metadata": OBJECT},
     "messages": {},
 }
-_NOT_NULL_OF_API = {"completions": (*NOT_NULL, "n"), "chat": (*NOT_NULL, "echo")}
+_NOT_NULL_OF_API = {
+    "completions": (*NOT_NULL, "n"),
+    "chat": (*NOT_NULL, "echo", "messages"),
+    "batch": ("messages",),
+}
 
 
 @dataclass(frozen=True, slots=True)

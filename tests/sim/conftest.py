@@ -100,6 +100,28 @@ class Text:
     is_done: bool = False
 
 
+@dataclass
+class Reply:
+    """An answer of any route: its JSON if it is one, its events with their names if streamed."""
+
+    status: int
+    json: Any = None
+    events: list[tuple[str, Any]] = field(default_factory=list)
+    is_done: bool = False
+    """A stream's last event is [DONE]."""
+
+    @property
+    def choice(self) -> dict[str, Any]:
+        return self.json["choices"][0]
+
+    @property
+    def error(self) -> dict[str, Any]:
+        return self.json["error"]
+
+    def named(self, name: str) -> list[Any]:
+        return [data for given, data in self.events if given == name]
+
+
 class Lab:
     """Starts engines and sends requests to them."""
 
@@ -211,6 +233,40 @@ class Lab:
                 return _whole(response.status, json.loads(raw))
             return _streamed(response.status, raw)
 
+    async def post(self, engine: Engine, path: str, body: dict[str, Any], **headers: str) -> Reply:
+        """Any route, as it is."""
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        async with self.http.post(engine.url + path, json=body, headers=given) as response:
+            raw = await response.text()
+            if response.content_type == "text/event-stream":
+                return _events(response.status, raw)
+            return Reply(response.status, json.loads(raw) if raw else None)
+
+    async def legs(
+        self,
+        pair: tuple[Engine, Engine],
+        path: str,
+        body: dict[str, Any],
+        one_token: dict[str, Any],
+    ) -> tuple[Reply, Reply]:
+        """READ, any API: the prefill leg, then the decode leg with what it handed over."""
+        prefill, decode = pair
+        params = {
+            "do_remote_decode": True,
+            "do_remote_prefill": False,
+            "transfer_id": f"tx-{uuid.uuid4().hex}",
+            "remote_engine_id": None,
+            "remote_block_ids": None,
+        }
+        leg = {**body, **one_token, "stream": False, "kv_transfer_params": params}
+        first = await self.post(prefill, path, leg)
+        assert first.status == 200, first
+        handed_over = first.json.get("kv_transfer_params")
+        if handed_over is not None:
+            handed_over = {**handed_over, "remote_dp_size": 1, "remote_tp_size": 1}
+        second = await self.post(decode, path, {**body, "kv_transfer_params": handed_over})
+        return first, second
+
     async def prefill(
         self, engine: Engine, api: str, body: dict[str, Any], rank: int | None = None, **kv: Any
     ) -> Text:
@@ -278,6 +334,18 @@ def _whole(status: int, body: dict[str, Any]) -> Text:
     choice = body["choices"][0]
     text = choice["text"] if "text" in choice else choice["message"]["content"]
     return Text(status, text, json=body, is_done=True)
+
+
+def _events(status: int, raw: str) -> Reply:
+    reply = Reply(status)
+    for block in raw.split("\n\n"):
+        lines = dict(line.split(": ", 1) for line in block.splitlines())
+        if lines.get("data") == "[DONE]":
+            reply.is_done = True
+        elif lines:
+            assert not reply.is_done
+            reply.events.append((lines.get("event", ""), json.loads(lines["data"])))
+    return reply
 
 
 def _streamed(status: int, raw: str) -> Text:
