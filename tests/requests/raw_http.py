@@ -20,18 +20,28 @@ class Wire:
     """A connection with what was read and not yet taken."""
 
     def __init__(self, connection: socket.socket, limit_s: float = LIMIT_S * 6) -> None:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if connection.family == socket.AF_INET:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.settimeout(limit_s)
         self._socket = connection
         self._rest = b""
 
+    @classmethod
+    def holding(cls, data: bytes) -> "Wire":
+        """A connection that brought these bytes and was closed."""
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        made = cls(ours)
+        made._rest = data
+        return made
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing is left of what was read."""
+        return not self._rest
+
     def send(self, data: bytes) -> None:
         self._socket.sendall(data)
-
-    def reset(self) -> None:
-        """Close with RST in place of FIN."""
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-        self.close()
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -152,11 +162,15 @@ class Answer:
 
 
 class Client:
-    """One connection to the edge."""
+    """The client's end of a connection."""
 
-    def __init__(self, url: str, limit_s: float = LIMIT_S) -> None:
+    def __init__(self, wire: Wire) -> None:
+        self.wire = wire
+
+    @classmethod
+    def of(cls, url: str, limit_s: float = LIMIT_S) -> "Client":
         host, _, port = url.removeprefix("http://").partition(":")
-        self.wire = Wire(socket.create_connection((host, int(port)), timeout=limit_s), limit_s)
+        return cls(Wire(socket.create_connection((host, int(port)), timeout=limit_s), limit_s))
 
     def __enter__(self) -> "Client":
         return self
@@ -215,9 +229,20 @@ class Client:
 
 def ask(url: str, data: bytes) -> Answer:
     """These bytes on a connection of their own, and the first answer."""
-    with Client(url) as client:
+    with Client.of(url) as client:
         client.send(data)
         return client.answer()
+
+
+def parsed_all(received: bytes, *, is_head: bool = False) -> list[Answer]:
+    """The answers in these bytes; 100 Continue is none. `is_head`: the first is to HEAD."""
+    answers = []
+    with Client(Wire.holding(received)) as client:
+        while not client.wire.is_empty:
+            found = client.answer(is_to_head=is_head and not answers)
+            if found.status != 100:
+                answers.append(found)
+    return answers
 
 
 def request(

@@ -72,7 +72,7 @@ class Wired:
         return [*self.prefill.got, *self.decode.got]
 
     def client(self, limit_s: float = 10.0) -> Client:
-        return Client(self.url, limit_s)
+        return Client.of(self.url, limit_s)
 
     def ask(self, data: bytes) -> Answer:
         return ask(self.url, data)
