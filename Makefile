@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed-dev
+WITH_CLIENTS := $(VENV)/.installed-clients
 WITH_ATHERIS := $(VENV)/.installed-fuzz
 CLIENTS ?= 4096
 ROUNDS ?= 3
@@ -38,7 +39,7 @@ run: $(INSTALLED)  ## Envoy, the sidecar and four simulated engines; Ctrl-C stop
 demo: $(INSTALLED)  ## The same, with a few chat requests and their receipts; ends by itself
 	@$(BIN)/pd-sidecar demo
 
-test: $(INSTALLED)  ## All tests, with a real Envoy (some minutes)
+test: $(WITH_CLIENTS)  ## All tests, with a real Envoy (some minutes)
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not timed"
 	$(BIN)/python -m pytest -m timed  # one at a time: they promise times
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from tests.fuzz.target import Target
 from tests.fuzz.targets import TARGETS, target
 
-MAX_INPUT_BYTES = 4096
+MAX_INPUT_BYTES = 8192
 SLOWEST_S = 5
 """one input that takes longer is a finding"""
 MEMORY_MIB = 1024
