@@ -25,11 +25,12 @@ def pick(pool: Pool, demand: Demand, cursors: Cursors) -> Placement | NoPlacemen
     """Place what `demand` asks for.
 
     A request for a model that nobody serves goes whole to one instance, which says so in its own
-    words, or knows better than we do: adapters are loaded while engines run.
+    words, or knows better than we do: adapters are loaded while engines run, and on one of them
+    first.
     """
     if demand.is_model_free:
         return _pick_any(pool, demand, cursors)
-    if demand.is_aggregated or not pool.may_serve(demand.model):
+    if demand.is_aggregated or not pool.is_for_a_pair(demand.model):
         return _pick_aggregated(pool, demand, cursors)
     refusal: Placement | NoPlacement | None = None
     for group in _in_turn(pool.groups(demand.model), pool.group_model(demand.model), cursors):

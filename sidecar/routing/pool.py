@@ -67,6 +67,13 @@ class Pool:
         self.view = view
         self.models = frozenset(name for member in view.members for name in member.models)
         """every name that a member serves, placeable or not"""
+        self._parents = {
+            card.name: card.parent
+            for member in view.members
+            for card in member.cards
+            if card.parent is not None
+        }
+        """of the adapters: the model that each belongs to"""
         self._by_address = {member.instance.address: member for member in view.members}
         self._groups: dict[str, tuple[Group, ...]] = {}
         self._aggregated: dict[tuple[str, Role], Walk] = {}
@@ -84,11 +91,17 @@ class Pool:
         """
         return model if model is not None and model in self.models else ""
 
-    def may_serve(self, model: str | None) -> bool:
-        """False: every instance has said what it serves, and the model is not among it."""
-        if model is None or model in self.models:
+    def is_for_a_pair(self, model: str | None) -> bool:
+        """False: nobody serves it, as far as all have said; or it is an adapter that only one role
+        has said it has: adapters are loaded on one engine after the other, while they run."""
+        if model is None:
             return True
-        return any(member.is_placeable and not member.models for member in self.view.members)
+        if model not in self.models:
+            return any(member.is_placeable and not member.models for member in self.view.members)
+        return model not in self._parents or all(
+            any(_may_serve(m, model) for m in self.view.members if m.instance.role is role)
+            for role in Role
+        )
 
     def groups(self, model: str | None) -> tuple[Group, ...]:
         """The groups that can serve the model, READ first; none is empty."""
@@ -104,6 +117,8 @@ class Pool:
         walk = self._aggregated.get((name, role))
         if walk is None:
             members = self.candidates(name, role)
+            if not members and name in self._parents:
+                members = self.candidates(self._parents[name], role)
             if role is Role.DECODE:
                 members = [member for member in members if serves_plain(member)]
             walk = self._aggregated[name, role] = Walk(members)
@@ -122,9 +137,7 @@ class Pool:
         """Placeable members of a role that serve the model, or may: their models are unknown."""
         name = self.group_model(model)
         return [
-            member
-            for member in self.view.placeable(role)
-            if not name or not member.models or name in member.models
+            member for member in self.view.placeable(role) if not name or _may_serve(member, name)
         ]
 
     def lack(self, model: str | None) -> NoPlacementReason | None:
@@ -174,6 +187,11 @@ def serves_plain(member: Member) -> bool:
     if instance.role is Role.PREFILL:
         return True
     return version is not None and version >= PLAIN_DECODE_SINCE[instance.transfer_mode]
+
+
+def _may_serve(member: Member, model: str) -> bool:
+    """It serves the model, or has not said what it serves."""
+    return not member.models or model in member.models
 
 
 def _tp_fits(one: Instance, other: Instance) -> bool:

@@ -1,5 +1,6 @@
 """What a client of OpenAI's API can ask for. `test_features` shows that the pool answers each as
-one engine alone does, streamed and whole, in READ and WRITE; `document` makes docs/requests.md of it.
+one engine alone does, streamed and whole, in READ and WRITE; `document` makes docs/requests.md of
+it.
 """
 
 import base64

@@ -1,9 +1,11 @@
 """Who may serve a request: roles, modes, models, TP sizes, aggregated and single requests."""
 
+import msgspec
 import pytest
 from routing_pools import decode, keys, placed, pool, prefill, shaped
 
 from sidecar.routing.instance import Role, TransferMode, Version
+from sidecar.routing.model_card import ModelCard
 from sidecar.routing.policies import (
     another_decode,
     pick,
@@ -11,6 +13,7 @@ from sidecar.routing.policies import (
 )
 from sidecar.routing.pool import compatible
 from sidecar.routing.slots import Demand, MemoryCursors, NoPlacement, Placement
+from sidecar.routing.view import Member
 
 WRITE = TransferMode.WRITE
 
@@ -90,6 +93,33 @@ def test_a_model_that_nobody_serves_goes_whole_to_one_instance() -> None:
     assert all(pair.decode is not None for pair in pairs)
     away = pool(*known, prefill(2, is_placeable=False))
     assert placed(away, MemoryCursors(), Demand(model="x")).decode is None
+
+
+def with_adapter(member: Member, *names: str) -> Member:
+    """With adapters of its first model."""
+    base = member.models[0]
+    cards = (ModelCard(base), *(ModelCard(name, parent=base) for name in names))
+    return msgspec.structs.replace(member, models=(*member.models, *names), cards=cards)
+
+
+def test_an_adapter_that_one_role_alone_has_is_served_whole() -> None:
+    """It was loaded there a moment before the other, or the other was asked a moment before."""
+    p, d = prefill(0, models=("a",)), decode(1, models=("a",))
+    other = [prefill(2, models=("b",)), decode(3, models=("b",))]
+    for members in ([with_adapter(p, "l"), d], [p, with_adapter(d, "l")]):
+        for _ in range(4):
+            result = placed(pool(*members, *other), MemoryCursors(), Demand(model="l"))
+            assert (result.decode, result.answering.member.ordinal) == (None, 0)
+    both_ = pool(with_adapter(p, "l"), with_adapter(d, "l"), *other)
+    assert placed(both_, MemoryCursors(), Demand(model="l")).decode is not None
+
+
+def test_an_adapter_whose_decode_instances_are_down_is_not_served_whole() -> None:
+    """They have it, and are away: as for a model, that is 503."""
+    p = with_adapter(prefill(0, models=("a",)), "l")
+    d = with_adapter(decode(1, models=("a",), is_placeable=False), "l")
+    lone = pool(p, d, decode(2, models=("a",)))
+    assert pick(lone, Demand(model="l"), MemoryCursors()) == NoPlacement("no_decode_instance")
 
 
 def test_a_model_whose_instances_are_down_is_not_sent_to_another_model() -> None:
