@@ -27,6 +27,8 @@ def _is_int(value: Any) -> bool:
 
 
 INT = Kind(_is_int, "int_type", "Input should be a valid integer")
+WHOLE = Kind(lambda v: type(v) is int, "int_type", "Input should be a valid integer")
+"""Of any size."""
 NUMBER = Kind(lambda v: type(v) in (int, float), "float_type", "Input should be a valid number")
 BOOL = Kind(lambda v: type(v) is bool, "bool_type", "Input should be a valid boolean")
 TEXT = Kind(lambda v: isinstance(v, str), "string_type", "Input should be a valid string")
@@ -65,7 +67,7 @@ SAMPLING: Mapping[str, Kind] = {
     "frequency_penalty": NUMBER,
     "repetition_penalty": NUMBER,
     "length_penalty": NUMBER,
-    "seed": INT,
+    "seed": WHOLE,
     "stop": STOP,
     "stop_token_ids": IDS,
     "include_stop_str_in_output": BOOL,
