@@ -192,6 +192,18 @@ def test_an_origin_that_would_never_match_is_a_fault(origin: str) -> None:
     assert found.startswith("edge.cors.allow_origins: ")
 
 
+@pytest.mark.parametrize(
+    ("heap", "is_good"), [(0, True), (1, False), (64 << 20, True), (-1, False)]
+)
+def test_envoys_heap_is_large_enough_to_start_in(heap: int, is_good: bool) -> None:
+    """Or 0: by what the machine has."""
+    text = f"envoy: {{max_heap_bytes: {heap}}}"
+    if is_good:
+        assert loaded(text).envoy.max_heap_bytes == heap
+    else:
+        assert faults(text)[0].startswith("envoy.max_heap_bytes: ")
+
+
 def test_profiling_needs_an_address_of_the_admin() -> None:
     """Envoy does not look names up here."""
     text = "admin: {listen: 'localhost:9900'}\nedge: {profile_routes: %s}"

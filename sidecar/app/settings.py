@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from sidecar.app.memory_limit import memory_limit
 from sidecar.config import WORKERS_MAX, Config, StaticInstance, port_of
 from sidecar.edge.run_dir import RunDir
 from sidecar.errors import ConfigError, HeartbeatError
@@ -17,6 +18,14 @@ from sidecar.xds.settings import EdgeSettings
 
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Where to connect to what listens on every address"""
+
+
+_HEAP_STEP = 64 << 20
+"""So that a few bytes more or less do not restart Envoy"""
+
+
+def _half(memory: int) -> int:
+    return max(memory // 2 // _HEAP_STEP, 2) * _HEAP_STEP
 
 
 def workers_of(config: Config) -> int:
@@ -42,6 +51,7 @@ def edge_settings(config: Config, run_dir: RunDir) -> EdgeSettings:
         profile_routes=config.edge.profile_routes,
         profile_host=_LOOPBACK.get(profile_host, profile_host),
         profile_port=profile_port,
+        max_heap_bytes=config.envoy.max_heap_bytes or _half(memory_limit()),
         listener_backlog=tuning.listener.backlog,
         http_idle_timeout_s=tuning.http.idle_timeout_s,
         max_body_bytes=tuning.http.max_body_bytes,

@@ -9,6 +9,10 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]
 """As browsers write it (RFC 6454 §6.2); compared byte by byte"""
 
 
+HEAP_LEAST, HEAP_MOST = 64 << 20, 1 << 50
+"""An idle Envoy takes 15 MiB of it"""
+
+
 def range_faults(config: Config) -> list[str]:
     """Values that are wrong by themselves."""
     faults = [
@@ -16,6 +20,11 @@ def range_faults(config: Config) -> list[str]:
         for where, low, value, high in _ranges(config)
         if not low <= value <= high
     ]
+    heap = config.envoy.max_heap_bytes
+    if heap and not HEAP_LEAST <= heap <= HEAP_MOST:
+        faults.append(
+            f"envoy.max_heap_bytes: {heap} is neither 0 nor between {HEAP_LEAST} and {HEAP_MOST}"
+        )
     for where, listen in _listeners(config):
         if port_of(listen) is None:
             faults.append(f"{where}: expected ip:port, got {listen!r}")

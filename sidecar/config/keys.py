@@ -58,6 +58,10 @@ class Envoy(Section, frozen=True, kw_only=True):
     """`ip:port` of Envoy's admin, which can end it: not off loopback without need"""
     concurrency: int = 0
     """Envoy's worker threads; 0: one per usable core"""
+    max_heap_bytes: int = 0
+    """Of Envoy's memory; from seven tenths of it on uploads are ended with 503, so that no crowd of
+    them takes all there is. 0: half of what the machine has, or of what the control group of this
+    process may use. A change restarts Envoy"""
 
 
 class Probe(Section, frozen=True, kw_only=True):

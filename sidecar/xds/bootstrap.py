@@ -11,7 +11,7 @@ import msgspec
 from sidecar.xds.settings import EdgeSettings
 from sidecar.xds.templates import Template
 
-_NAMES = ("node_id", "admin_host", "admin_port", "control_socket")
+_NAMES = ("node_id", "admin_host", "admin_port", "control_socket", "max_heap_bytes")
 
 
 def bootstrap_document(template: Template, settings: EdgeSettings) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from envoy.config.route.v3 import route_components_pb2
 from envoy.extensions.access_loggers.file.v3 import file_pb2
+from envoy.extensions.access_loggers.filters.cel.v3 import cel_pb2
 from envoy.extensions.access_loggers.grpc.v3 import als_pb2
 from envoy.extensions.filters.http.buffer.v3 import buffer_pb2
 from envoy.extensions.filters.http.cors.v3 import cors_pb2
@@ -27,7 +28,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 IMPORTED = (
-    als_pb2, buffer_pb2, cors_pb2, ext_proc_pb2, file_pb2, header_mutation_pb2,
+    als_pb2, buffer_pb2, cel_pb2, cors_pb2, ext_proc_pb2, file_pb2, header_mutation_pb2,
     http_connection_manager_pb2, http_protocol_options_pb2, override_host_pb2, previous_hosts_pb2,
     round_robin_pb2, route_components_pb2, router_pb2, subset_pb2, uuid_pb2,
 )  # fmt: skip

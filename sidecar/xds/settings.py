@@ -34,6 +34,9 @@ class EdgeSettings(msgspec.Struct, frozen=True, kw_only=True):
     """the control process's admin, an address that can be connected to"""
     profile_port: int = 9900
 
+    max_heap_bytes: int = 4 << 30
+    """of Envoy's memory; from three quarters of it on, uploads are ended"""
+
     listener_backlog: int = 4096
     """connections that wait to be accepted; the kernel caps it at net.core.somaxconn"""
     buffer_limit_bytes: int = 262144

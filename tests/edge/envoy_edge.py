@@ -89,6 +89,8 @@ class Engine:
     def __init__(self) -> None:
         self.requests: list[tuple[str, dict[str, str], bytes]] = []
         self.methods: list[str] = []
+        self.goes_on = asyncio.Event()
+        """what `slow` answers wait for"""
         self.address = ""
 
     async def start(self) -> None:
@@ -118,6 +120,13 @@ class Engine:
             await response.prepare(request)
             await response.write(b"first")
             await asyncio.sleep(30)
+        if how == "slow":
+            response = web.StreamResponse()
+            await response.prepare(request)
+            await response.write(b"first")
+            await asyncio.wait_for(self.goes_on.wait(), 30)
+            await response.write(b"last")
+            return response
         if how == "chunks":
             response = web.StreamResponse()
             await response.prepare(request)
@@ -193,6 +202,10 @@ class Edge:
 
         return self.run(ask()) == frozenset(endpoints)
 
+    def let_go(self) -> None:
+        """Slow answers go on."""
+        self._loop.call_soon_threadsafe(self.engine.goes_on.set)
+
     def wait_for_worker(self) -> None:
         stats = lambda: self.stat("cluster.workers.membership_healthy")  # noqa: E731
         eventually(lambda: stats() == 1, "one healthy worker")
@@ -227,7 +240,9 @@ class Edge:
     async def start_worker(self) -> None:
         self.worker = grpc.aio.server(
             options=[("grpc.server.max_pending_requests", 100000),
-                     ("grpc.server.max_pending_requests_hard_limit", 200000)]
+                     ("grpc.server.max_pending_requests_hard_limit", 200000),
+                     ("grpc.max_receive_message_length", -1),
+                     ("grpc.max_send_message_length", -1)]
         )  # fmt: skip
         handler = grpc.stream_stream_rpc_method_handler(
             self._process,
