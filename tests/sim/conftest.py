@@ -24,7 +24,12 @@ from sidecar.sim.options import SimOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 START_LIMIT_S = 20.0
-PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+PATHS = {
+    "completions": "/v1/completions",
+    "chat": "/v1/chat/completions",
+    "responses": "/v1/responses",
+    "messages": "/v1/messages",
+}
 
 
 @dataclass
@@ -271,8 +276,12 @@ class Lab:
         self, engine: Engine, api: str, body: dict[str, Any], rank: int | None = None, **kv: Any
     ) -> Text:
         """The prefill leg as a right proxy sends it; `kv` overrides keys, `...` drops one."""
-        leg = {**body, "max_tokens": 1, "min_tokens": 1, "ignore_eos": True, "stream": False}
+        leg = {**body, "max_tokens": 1, "stream": False}
+        if api in ("completions", "chat"):
+            leg |= {"min_tokens": 1, "ignore_eos": True}
         leg.pop("stream_options", None)
+        if api == "responses":
+            leg["max_output_tokens"] = 1
         params = {
             "do_remote_decode": True,
             "do_remote_prefill": False,
@@ -331,8 +340,12 @@ def _merge(params: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 def _whole(status: int, body: dict[str, Any]) -> Text:
     if status != 200:
         return Text(status, json=body)
-    choice = body["choices"][0]
-    text = choice["text"] if "text" in choice else choice["message"]["content"]
+    if "choices" in body:
+        choice = body["choices"][0]
+        text = choice["text"] if "text" in choice else choice["message"]["content"]
+    else:
+        content = body["content"] if "content" in body else body["output"][0]["content"]
+        text = content[0]["text"] if content else ""
     return Text(status, text, json=body, is_done=True)
 
 

@@ -48,6 +48,8 @@ async def test_it_ends_early_and_is_complete(lab) -> None:
     assert answer["usage"]["output_tokens"] == 4
     empty = (await lab.post(engine, PATH, {"input": "<eos:1> hello"})).json
     assert empty["output"][0]["content"] == []
+    ignored = (await lab.post(engine, PATH, {"input": "<eos:4> hello", "ignore_eos": True})).json
+    assert ignored["status"] == "incomplete"
 
 
 async def test_what_shapes_the_text(lab) -> None:
