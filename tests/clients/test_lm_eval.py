@@ -1,6 +1,7 @@
 """lm_eval, the program: it scores the pool as it would score one right engine."""
 
 import importlib.util
+import json
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,8 @@ def test_local_completions(pool: Pool, tmp_path: Path) -> None:
     """Each text it generates is the model's own, and each log probability that it compares is that
     of an engine alone: scored by right answers, both tasks are at 1."""
     alone = f"{pool.prefill[0].url}/v1/completions"
+    for engine in pool.decode:
+        engine.ask("reset")
     docs = [
         {
             "question": question,
@@ -41,6 +44,9 @@ def test_local_completions(pool: Pool, tmp_path: Path) -> None:
     )
     assert results["pool_generate"]["exact_match,none"] == 1.0
     assert results["pool_choose"]["acc,none"] == 1.0
+    decoded = [json.loads(leg["body"]) for engine in pool.decode for leg in engine.last("decode")]
+    assert not any(body.get("echo") for body in decoded), "decode knows no prompt's probabilities"
+    assert bool(decoded) == (pool.mode == "READ"), "several prompts are no pair's"
 
 
 @pytest.mark.parametrize("shared_pool", ["WRITE"], indirect=True)  # a run costs its imports
