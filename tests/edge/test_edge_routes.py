@@ -169,3 +169,21 @@ def test_a_head_answer_has_no_body_and_leaves_the_connection_usable(edge: Edge) 
     )
     assert body.startswith(b"HTTP/1.1 503"), "the second answer follows at once"
     assert body.endswith(b"}")
+
+
+def test_what_envoy_refuses_by_itself_needs_no_worker(edge: Edge) -> None:
+    """At once, while no sidecar lives: no request of these waits for it."""
+    upgrade = {"connection": "upgrade", "upgrade": "websocket"}
+    edge.run(edge.stop_worker())
+    try:
+        assert ask(edge, "POST", "/sleep", b"{}").reason == "not_found"
+        assert ask(edge, "GET", "/v1/completions").reason == "method_not_allowed"
+        assert ask(edge, "OPTIONS", "/v1/models").reason == "method_not_allowed"
+        assert ask(edge, "GET", "/v1/realtime", **upgrade).reason == "upgrade_refused"
+        assert ask(edge, "POST", "/v1/completions", b"{}", **upgrade).reason == "upgrade_refused"
+        head, _ = raw_until_closed(edge, b"CONNECT a:80 HTTP/1.1\r\nHost: a:80\r\n" + CLOSE)
+        assert head.startswith(b"HTTP/1.1 404")
+        assert ask(edge, "POST", "/v1/completions", b"{}").reason == "no_worker"
+    finally:
+        edge.run(edge.start_worker())
+        edge.wait_for_worker()

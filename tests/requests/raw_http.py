@@ -187,7 +187,7 @@ class Client:
     def answer(self, *, is_to_head: bool = False) -> Answer:
         """The next whole answer. Raises Closed."""
         head = self.head()
-        if is_to_head or " 204 " in head.first:
+        if is_to_head or head.first.split(" ")[1] in ("100", "204"):
             return Answer(head, b"")
         if head.get("transfer-encoding") == "chunked":
             return Answer(head, *self._chunks())

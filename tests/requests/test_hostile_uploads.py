@@ -1,0 +1,167 @@
+"""Uploads that stop half-way: refused in time, whoever they are, and cheap while they last."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from time import monotonic
+
+import pytest
+
+from tests.e2e.stack import until
+from tests.requests.raw_http import request
+from tests.requests.transport_h2 import H2Client
+from tests.requests.transport_stack import (
+    BODY_LIMIT,
+    JSON,
+    PATH,
+    UPLOAD_LIMIT_S,
+    WAYS,
+    Wired,
+    prompt,
+)
+
+pytestmark = pytest.mark.e2e
+
+HALF_OPEN = 5000
+MOST_KIB_EACH = 150
+"""Of Envoy and the worker together: a connection with its request, an ext_proc stream on both
+sides, an exchange. Seen: 88."""
+IN_FLIGHT = 8
+"""MiB of bodies; one of unknown length counts as one"""
+
+
+def test_a_half_sent_upload_is_refused_in_time(wired: Wired) -> None:
+    """408 on every way of sending, after request.upload_timeout_s; no engine hears of it."""
+    length = f"Content-Length: {len(prompt()) + 10}"
+    starts = [
+        *((way, length, prompt(way)) for way in WAYS),
+        *((way, "Transfer-Encoding: chunked", b'5\r\n{"mod\r\n') for way in WAYS),
+        *((way, "Transfer-Encoding: chunked", b"ffff\r\n{") for way in WAYS),
+        ("pd", length, b""),
+        ("pd", "Expect: 100-continue\r\n" + length, b""),
+    ]
+    began = monotonic()
+    clients = [wired.client() for _ in starts]
+    for client, (way, how, part) in zip(clients, starts, strict=True):
+        client.send(request(f"POST {PATH[way]}", JSON, how, body=part, length=False))
+    with H2Client(wired.url) as h2:
+        stream = h2.open("POST", "/v1/completions", ("content-type", "application/json"))
+        h2.send(stream, b"{", ends=False)
+        for client in clients:
+            answer = client.answer()
+            if answer.status == 100:
+                answer = client.answer()
+            assert answer.refusal == (408, "upload_timeout")
+            client.wire.close()
+        late = h2.answer(stream)
+        assert late.status == 408
+        assert json.loads(late.body)["error"]["code"] == "upload_timeout"
+    assert UPLOAD_LIMIT_S * 0.9 < monotonic() - began < UPLOAD_LIMIT_S * 3
+    assert wired.got == []
+    wired.assert_serves()
+
+
+def test_a_slow_upload_within_the_limit_is_served(wired: Wired) -> None:
+    """Byte by byte."""
+    sent = request("POST /v1/completions", JSON, body=prompt())
+    with wired.client() as client:
+        for i in range(len(sent)):
+            client.send(sent[i : i + 1])
+        assert client.answer().status == 200
+
+
+@pytest.fixture(scope="module")
+def patient() -> Iterator[Wired]:
+    """Waits for uploads for longer than the test takes."""
+    http = {"max_body_bytes": BODY_LIMIT, "max_body_bytes_in_flight": IN_FLIGHT << 20}
+    made = Wired(request={"upload_timeout_s": 60}, tuning={"http": http})
+    yield made
+    made.close()
+
+
+def test_thousands_of_half_open_uploads_cost_little_and_starve_nobody(patient: Wired) -> None:
+    """Memory stays below a bound a request, a good one is served meanwhile, and when the clients
+    leave nothing is left of them."""
+    processes = [patient.stack.envoy_pid(), *patient.stack.child_pids("worker")]
+    before = sum(map(_resident_kib, processes))
+    crowd = Crowd(patient.url)
+    try:
+        crowd.come()
+        active = "http.edge.downstream_rq_active"
+        until(lambda: patient.stack.envoy_stat(active) >= HALF_OPEN, "all are open", 60)
+        patient.assert_serves()
+        grown = sum(map(_resident_kib, processes)) - before
+        assert grown < HALF_OPEN * MOST_KIB_EACH, f"{grown / HALF_OPEN:.0f} KiB each"
+        patient.reset()
+    finally:
+        crowd.leave()
+    until(lambda: patient.stack.envoy_stat("http.edge.downstream_rq_active") == 0, "all left", 30)
+    assert patient.got == []
+    until(lambda: patient.stack.exchanges() == [], "no exchange is open")
+    patient.assert_serves()
+
+
+def test_uploads_of_unknown_length_are_few_at_a_time(patient: Wired) -> None:
+    """429 with retry-after for who comes when tuning.http.max_body_bytes_in_flight is taken, and
+    service again as soon as one has left."""
+    patient.reset()
+    chunked = request("POST /v1/completions", JSON, "Transfer-Encoding: chunked")
+    with ExitStack() as stack:
+        open_ones = [stack.enter_context(patient.client()) for _ in range(IN_FLIGHT)]
+        for client in open_ones:
+            client.send(chunked + b"1\r\n{\r\n")
+        until(lambda: patient.ask(chunked).status == 429, "all room is taken")
+        refused = patient.post("pd")
+        assert refused.refusal == (429, "too_many_body_bytes")
+        assert refused.get("retry-after") == "1"
+        assert patient.post("single").status == 200, "its body is not held by the router's worker"
+        patient.reset()
+        open_ones[0].wire.close()
+        until(lambda: patient.post("pd").status == 200, "one has left")
+    until(lambda: patient.stack.exchanges() == [], "no exchange is open")
+    patient.assert_serves()
+
+
+def _resident_kib(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    (line,) = [line for line in status.splitlines() if line.startswith("VmRSS")]
+    return int(line.split()[1])
+
+
+class Crowd:
+    """Clients that each send the head of a request and the start of its body, and wait."""
+
+    def __init__(self, url: str) -> None:
+        host, _, port = url.removeprefix("http://").partition(":")
+        self._address = (host, int(port))
+        self._are_here, self._may_leave = threading.Event(), asyncio.Event()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=[self._stay()])
+        self._thread.start()
+
+    def come(self) -> None:
+        assert self._are_here.wait(60), "not all could connect"
+
+    def leave(self) -> None:
+        self._loop.call_soon_threadsafe(self._may_leave.set)
+        self._thread.join(60)
+        self._loop.close()
+
+    async def _stay(self) -> None:
+        half = request("POST /v1/completions", JSON, "Content-Length: 100", body=b"{", length=False)
+        writers = []
+        for _ in range(HALF_OPEN // 250):
+            opened = await asyncio.gather(
+                *(asyncio.open_connection(*self._address) for _ in range(250))
+            )
+            for _, writer in opened:
+                writer.write(half)
+                writers.append(writer)
+        self._are_here.set()
+        await self._may_leave.wait()
+        for writer in writers:
+            writer.close()
+        await asyncio.gather(*(w.wait_closed() for w in writers), return_exceptions=True)
