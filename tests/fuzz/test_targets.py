@@ -24,7 +24,7 @@ def test_each_folder_of_the_corpus_is_a_targets() -> None:
 
 
 @every_target
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_around_them(target: Target, data: st.DataObject) -> None:
     """Some edits away too, each gives a value or the named error."""
