@@ -72,6 +72,13 @@ def test_a_stop_string_across_tokens_is_found() -> None:
     assert (run.text, run.stop_reason) == (text[:at], stop)
 
 
+def test_of_two_stop_strings_the_one_that_is_complete_first_counts() -> None:
+    tokens = iter([Token(1, "ab"), Token(2, "cde")])
+    run = ChoiceRun(tokens, Sampling(max_tokens=10, stop=("de", "cd")), None)
+    run.run()
+    assert (run.text, run.stop_reason) == ("ab", "cd")
+
+
 def test_min_tokens_masks_stop_strings_too() -> None:
     first, fourth = words(4).split()[0], words(4).split()[3]
     run = run_of(Sampling(max_tokens=10, stop=(first, fourth), min_tokens=2))

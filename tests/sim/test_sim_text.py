@@ -1,5 +1,7 @@
 """What a client asks of a text, whole and streamed: each is seen in the answer."""
 
+import asyncio
+
 import pytest
 
 from sidecar.sim.model import expected_text
@@ -190,3 +192,18 @@ async def test_a_prefill_leg_whose_first_token_ends_it_hands_nothing_over(lab, b
         leg["kv_transfer_params"]["transfer_id"] = str(forbids)
         answer = (await lab.post(prefill, PATHS["completions"], {**body, **leg, **forbids})).json
         assert answer["kv_transfer_params"]["transfer_id"] == str(forbids)
+
+
+@pytest.mark.parametrize("change", [{}, {"stop": "never"}])
+async def test_a_stream_ends_with_an_error_when_its_engine_dies(lab, change) -> None:
+    """Of whichever way its events are made."""
+    engine = lab.start("prefill", mode="WRITE", tokens_per_s=20)
+    body = {"prompt": "hello", "stream": True, "max_tokens": 1000, **change}
+    stream = asyncio.create_task(lab.post(engine, PATHS["completions"], body))
+    await lab.until(engine, lambda state: state["tokens_sent"] >= 2)
+    kill = {"prompt": "a", "max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}
+    assert (await lab.post(engine, PATHS["completions"], kill)).status == 500
+    reply = await stream
+    assert reply.is_done
+    assert reply.events[-1][1]["error"]["type"] == "InternalServerError"
+    assert len(reply.events) < 1000
