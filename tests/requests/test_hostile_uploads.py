@@ -113,7 +113,7 @@ def test_uploads_of_unknown_length_are_few_at_a_time(patient: Wired) -> None:
         open_ones = [stack.enter_context(patient.client()) for _ in range(IN_FLIGHT)]
         for client in open_ones:
             client.send(chunked + b"1\r\n{\r\n")
-        until(lambda: patient.ask(chunked).status == 429, "all room is taken")
+        until(lambda: patient.post("pd").status == 429, "all room is taken")
         refused = patient.post("pd")
         assert refused.refusal == (429, "too_many_body_bytes")
         assert refused.get("retry-after") == "1"
