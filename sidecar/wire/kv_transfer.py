@@ -85,6 +85,7 @@ def prefill_body(fields: Fields, api: Api, pair: Pair, mode: TransferMode) -> by
 def _set_one_token(leg: Fields, api: Api) -> None:
     if api is Api.RESPONSES:
         leg["max_output_tokens"] = ONE
+        leg["ignore_eos"] = TRUE  # all that it takes of the three below
         return
     leg["max_tokens"] = ONE
     if "max_completion_tokens" in leg:

@@ -18,7 +18,7 @@ DEFAULT_MAX_TOKENS = 16
 """of `/v1/completions` (vLLM's and OpenAI's)"""
 
 _Count = Annotated[int, msgspec.Meta(ge=1, le=_INT32_MAX)] | None
-_Least = Annotated[int, msgspec.Meta(ge=0, le=_INT32_MAX)] | None
+_Least = Annotated[int, msgspec.Meta(ge=0, le=_INT32_MAX)]
 _Best = Annotated[int, msgspec.Meta(ge=0, le=20)] | None
 """engines allow 20 unless told otherwise (`--max-logprobs`)"""
 _Stop = Annotated[str, msgspec.Meta(min_length=1)]
@@ -37,7 +37,7 @@ _TEXT = _decoders(
     stream_options=dict[str, bool | None] | None,
     max_tokens=_Count,
     min_tokens=_Least,
-    ignore_eos=bool | None,
+    ignore_eos=bool,
     stop=_Stops,
     stop_token_ids=list[int] | None,
 )
@@ -56,6 +56,9 @@ _PLAIN = {
         stream_options=dict[str, bool | None] | None,
         max_output_tokens=_Count,
         top_logprobs=_Best,
+        ignore_eos=bool,
+        stop=_Stops,
+        stop_token_ids=list[int] | None,
     ),
     Api.MESSAGES: _decoders(
         model=str | None, stream=bool | None, max_tokens=_Count, stop_sequences=_StopList | None

@@ -27,7 +27,9 @@ class Answer:
     def said(self) -> Any:
         """All but what is of the moment: a JSON value, or a list of events."""
         if self.content_type.startswith("text/event-stream"):
-            return [_event(line) for line in self.body.decode().splitlines() if line]
+            events = [_event(line) for line in self.body.decode().splitlines() if line]
+            # Several choices are written as they come, which is another order each time.
+            return sorted(events, key=_choice)
         return _lasting(json.loads(self.body)) if self.body else None
 
     @property
@@ -42,6 +44,11 @@ def _event(line: str) -> Any:
     if name != "data" or not value.startswith("{"):
         return line
     return _lasting(json.loads(value))
+
+
+def _choice(event: Any) -> int:
+    choices = event.get("choices") if isinstance(event, dict) else None
+    return choices[0]["index"] if choices else -1
 
 
 def _lasting(value: Any) -> Any:

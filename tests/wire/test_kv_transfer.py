@@ -242,7 +242,9 @@ def test_prefill_gets_no_limit_that_its_api_does_not_know() -> None:
     messages = json.loads(prefill_body(split(b'{"messages":[]}'), Api.MESSAGES, pair(), READ))
     assert messages.keys() == {"messages", "max_tokens", "stream", "kv_transfer_params"}
     responses = json.loads(prefill_body(split(b'{"input":"x"}'), Api.RESPONSES, pair(), READ))
-    assert responses.keys() == {"input", "max_output_tokens", "stream", "kv_transfer_params"}
+    assert responses.keys() == {
+        "input", "max_output_tokens", "ignore_eos", "stream", "kv_transfer_params"
+    }  # fmt: skip
 
 
 def test_decode_keeps_the_clients_limits() -> None:

@@ -1,0 +1,78 @@
+"""Which path goes where, each with the test that shows it."""
+
+from tests.requests.proof import Proof
+
+_HERE = "tests/requests/test_paths.py::"
+_ROUTES = "tests/edge/test_edge_routes.py::"
+_CORS = "tests/edge/test_edge_cors.py::"
+_DOORS = "tests/edge/test_edge_doors.py::"
+_FEATURES = "tests/requests/test_more.py::"
+
+PATHS = [
+    Proof(
+        "`GET /v1/models`",
+        "answered by the sidecar: the union, each entry as an engine says it",
+        _HERE + "test_models_are_the_union_as_the_engines_say_it",
+    ),
+    Proof(
+        "a model that some instances serve",
+        "on those alone, on every path",
+        _HERE + "test_a_request_goes_to_instances_of_its_model",
+    ),
+    Proof(
+        "no `model`, in a pool of one",
+        "as that model",
+        _FEATURES + "test_a_request_without_a_model_means_the_only_one",
+    ),
+    Proof(
+        "no `model`, in a pool of several",
+        "400 `model_missing` with their names",
+        _HERE + "test_a_request_without_a_model_is_refused_with_their_names",
+    ),
+    Proof(
+        "a single-instance path whose body is no JSON, in a pool of several models",
+        "400 `body_invalid`",
+        _HERE + "test_what_is_no_json_cannot_be_placed_by_its_model",
+    ),
+    Proof(
+        "a model that nobody serves",
+        "an engine's own 404",
+        _HERE + "test_an_unknown_model_is_an_engines_own_404",
+    ),
+    Proof(
+        "a model whose instances are all away",
+        "503 `no_prefill_instance` or `no_decode_instance`",
+        _HERE + "test_a_model_whose_instances_are_away_is_not_served_by_another",
+    ),
+    Proof(
+        "an adapter that is loaded while engines run",
+        "whole by an engine that has it, through prefill and decode when both have",
+        _HERE + "test_an_adapter_that_was_just_loaded_is_served",
+    ),
+    Proof(
+        "what one transfer cannot carry, with `placement.aggregated_role: decode`",
+        "whole by one decode instance where its version does that right, else by a prefill one",
+        _HERE + "test_what_one_transfer_cannot_carry_goes_where_the_operator_says",
+    ),
+    Proof(
+        "`/v1/responses/{id}`, `/v1/responses/{id}/cancel`",
+        "400 `stored_response`",
+        _HERE + "test_a_kept_response_is_refused_with_a_reason",
+    ),
+    Proof(
+        "`store`, `background`, `previous_response_id` of `/v1/responses`",
+        "400 `stored_response` with the field; false and null are served",
+        _HERE + "test_a_response_that_is_to_be_kept_is_refused_by_its_field",
+    ),
+    Proof(
+        "built-in tools of `/v1/responses`",
+        "whole by one prefill instance: an engine runs them in rounds",
+        "tests/wire/test_transferable.py::test_what_prefill_would_not_see_is_refused_by_one_engine",
+    ),
+    Proof(
+        "`/start_profile`, `/stop_profile` on the admin port (on the edge with "
+        "`edge.profile_routes`)",
+        "by every instance; the reply of each is shown, 200 if all are",
+        _HERE + "test_a_profile_is_started_and_stopped_on_every_engine",
+    ),
+]
