@@ -20,3 +20,12 @@ def pool(shared_pool: Pool) -> Iterator[Pool]:
     yield shared_pool
     shared_pool.pace()
     shared_pool.check_rest()
+
+
+@pytest.fixture
+def by_pairs(pool: Pool) -> Iterator[None]:
+    """All that the test asks a model is served by prefill and decode."""
+    plain, decode = pool.legs("plain"), pool.legs("decode")
+    yield
+    assert pool.legs("plain") == plain
+    assert pool.legs("decode") > decode

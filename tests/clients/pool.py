@@ -51,6 +51,10 @@ class Pool:
         for engine in self.decode:
             engine.ask("pace", ttft_ms=ttft_ms, tokens_per_s=tokens_per_s)
 
+    def legs(self, kind: str) -> int:
+        """How many the engines have been asked for: `prefill`, `decode`, or `plain` (whole)."""
+        return sum(sum(engine.state()["ranks"][kind]) for engine in self.engines)
+
     def is_at_rest(self) -> bool:
         """Nothing is in flight, and no engine works or holds KV blocks."""
         states = [engine.state() for engine in self.engines]

@@ -26,6 +26,7 @@ def client(pool: Pool) -> "Iterator[anthropic.Anthropic]":
         yield client
 
 
+@pytest.mark.usefixtures("by_pairs")
 def test_a_message(client: "anthropic.Anthropic") -> None:
     """Its text is the model's, through both engines."""
     raw = client.messages.with_raw_response.create(model=MODEL, messages=ASKED, max_tokens=7)
@@ -35,6 +36,7 @@ def test_a_message(client: "anthropic.Anthropic") -> None:
     assert went_through_both(raw.headers)
 
 
+@pytest.mark.usefixtures("by_pairs")
 def test_a_streamed_message(client: "anthropic.Anthropic") -> None:
     """The client's own accumulation of events is the message."""
     with client.messages.stream(model=MODEL, messages=ASKED, max_tokens=9) as stream:
@@ -43,6 +45,7 @@ def test_a_streamed_message(client: "anthropic.Anthropic") -> None:
     assert said == message.content[0].text == chat_text(9)
 
 
+@pytest.mark.usefixtures("by_pairs")
 def test_a_tool_is_called(client: "anthropic.Anthropic") -> None:
     """With an input of its schema."""
     answer = client.messages.create(
@@ -69,6 +72,7 @@ def test_its_errors(client: "anthropic.Anthropic") -> None:
         client.messages.create(model=MODEL, messages=ASKED, max_tokens=-1)
 
 
+@pytest.mark.usefixtures("by_pairs")
 def test_a_stream_that_is_left(pool: Pool, client: "anthropic.Anthropic") -> None:
     """Closed in the middle, nothing stays in flight."""
     pool.pace(tokens_per_s=20)

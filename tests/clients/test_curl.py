@@ -29,6 +29,7 @@ def said(stream: str) -> str:
     return "".join(choice["delta"].get("content") or "" for choice in choices)
 
 
+@pytest.mark.usefixtures("by_pairs")
 @pytest.mark.parametrize("version", ["--http1.1", "--http1.0", "--http2-prior-knowledge"])
 def test_a_stream(pool: Pool, version: str) -> None:
     """As the README has it, in every version of HTTP."""
@@ -37,6 +38,7 @@ def test_a_stream(pool: Pool, version: str) -> None:
     assert said(done.stdout) == chat_text(12)
 
 
+@pytest.mark.usefixtures("by_pairs")
 def test_each_token_as_it_comes(pool: Pool) -> None:
     """Nothing holds a stream back: its first event is there long before its last."""
     pool.pace(tokens_per_s=20)
@@ -49,6 +51,7 @@ def test_each_token_as_it_comes(pool: Pool) -> None:
     assert total_s - first_s > 1.0, (first_s, total_s)
 
 
+@pytest.mark.usefixtures("by_pairs")
 @pytest.mark.parametrize("more", [(), ("-H", "transfer-encoding: chunked")])
 def test_a_large_file_that_waits_for_its_100(
     pool: Pool, tmp_path: Path, more: tuple[str, ...]

@@ -10,7 +10,7 @@ from tests.clients.pool import ASKED, MODEL, Pool, chat_text, went_through_both
 
 httpx = pytest.importorskip("httpx", reason="the extra `clients` is not installed")
 pytest.importorskip("h2", reason="the extra `clients` is not installed")
-pytestmark = [pytest.mark.e2e, pytest.mark.asyncio]
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio, pytest.mark.usefixtures("by_pairs")]
 
 
 def chat(number: int, **more: object) -> tuple[dict[str, object], str]:

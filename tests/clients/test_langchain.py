@@ -8,7 +8,7 @@ from tests.clients.pool import KEY, MODEL, QUESTION, Pool, chat_text
 langchain_openai = pytest.importorskip(
     "langchain_openai", reason="the extra `clients` is not installed"
 )
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("by_pairs")]
 
 
 class Weather(pydantic.BaseModel):

@@ -49,6 +49,7 @@ def test_local_completions(pool: Pool, tmp_path: Path) -> None:
     assert bool(decoded) == (pool.mode == "READ"), "several prompts are no pair's"
 
 
+@pytest.mark.usefixtures("by_pairs")
 @pytest.mark.parametrize("shared_pool", ["WRITE"], indirect=True)  # a run costs its imports
 def test_local_chat_completions(pool: Pool, tmp_path: Path) -> None:
     """The same of chats, which it only generates."""

@@ -46,6 +46,7 @@ def client(pool: Pool) -> Iterator[openai.OpenAI]:
         yield client
 
 
+@pytest.mark.usefixtures("by_pairs")
 def test_a_chat(client: openai.OpenAI) -> None:
     """The text is the model's, and usage counts it."""
     answer = client.chat.completions.create(model=MODEL, messages=ASKED, max_tokens=7)
@@ -55,6 +56,7 @@ def test_a_chat(client: openai.OpenAI) -> None:
     assert answer.usage.completion_tokens == 7
 
 
+@pytest.mark.usefixtures("by_pairs")
 def test_a_streamed_chat(client: openai.OpenAI) -> None:
     """One chunk a token, and the usage that was asked for at the end."""
     chunks = list(
@@ -72,6 +74,7 @@ def test_a_streamed_chat(client: openai.OpenAI) -> None:
     assert chunks[-1].usage.completion_tokens == 9
 
 
+@pytest.mark.usefixtures("by_pairs")
 def test_a_completion(client: openai.OpenAI) -> None:
     """Without `max_tokens` too: the default is the engine's, and not ours to change."""
     answer = client.completions.create(model=MODEL, prompt=QUESTION)
@@ -80,6 +83,7 @@ def test_a_completion(client: openai.OpenAI) -> None:
     assert answer.usage.completion_tokens == 16
 
 
+@pytest.mark.usefixtures("by_pairs")
 def test_a_streamed_completion(client: openai.OpenAI) -> None:
     """Chunks that make up the text."""
     chunks = client.completions.create(model=MODEL, prompt=QUESTION, max_tokens=6, stream=True)
@@ -101,12 +105,14 @@ def test_the_models(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == [MODEL]
 
 
+@pytest.mark.usefixtures("by_pairs")
 def test_a_response(client: openai.OpenAI) -> None:
     """The Responses API, whole."""
     answer = client.responses.create(model=MODEL, input=QUESTION, max_output_tokens=8, store=False)
     assert answer.output_text == chat_text(8)
 
 
+@pytest.mark.usefixtures("by_pairs")
 def test_a_streamed_response(client: openai.OpenAI) -> None:
     """The Responses API as events, from its creation to its end."""
     events = list(
@@ -120,6 +126,7 @@ def test_a_streamed_response(client: openai.OpenAI) -> None:
     assert events[-1].type in ("response.completed", "response.incomplete")
 
 
+@pytest.mark.usefixtures("by_pairs")
 def test_a_tool_is_called(client: openai.OpenAI) -> None:
     """Its arguments are JSON of the tool's schema, streamed as whole."""
     whole = client.chat.completions.create(
@@ -141,6 +148,7 @@ def test_a_tool_is_called(client: openai.OpenAI) -> None:
     assert streamed == call.arguments
 
 
+@pytest.mark.usefixtures("by_pairs")
 def test_a_structured_output(client: openai.OpenAI) -> None:
     """The client's own parser makes an object of its schema's answer."""
     answer = client.chat.completions.parse(
@@ -149,6 +157,7 @@ def test_a_structured_output(client: openai.OpenAI) -> None:
     assert isinstance(answer.choices[0].message.parsed, River)
 
 
+@pytest.mark.usefixtures("by_pairs")
 def test_logprobs(client: openai.OpenAI) -> None:
     """One entry for each token, with the alternatives asked for."""
     answer = client.chat.completions.create(
@@ -166,6 +175,7 @@ def test_embeddings(client: openai.OpenAI) -> None:
     assert first == third != second
 
 
+@pytest.mark.usefixtures("by_pairs")
 def test_raw_headers(client: openai.OpenAI) -> None:
     """The receipt and the request id reach who asks for them."""
     raw = client.chat.completions.with_raw_response.create(
@@ -196,6 +206,7 @@ def test_what_is_not_served(client: openai.OpenAI) -> None:
         client.files.list()
 
 
+@pytest.mark.usefixtures("by_pairs")
 def test_a_time_limit_of_the_client(pool: Pool, client: openai.OpenAI) -> None:
     """It gives up, and so do the engines."""
     pool.pace(ttft_ms=8000)
@@ -204,6 +215,7 @@ def test_a_time_limit_of_the_client(pool: Pool, client: openai.OpenAI) -> None:
     until(pool.is_at_rest, "the engines hear that their client left", 5)
 
 
+@pytest.mark.usefixtures("by_pairs")
 def test_a_stream_that_is_left(pool: Pool, client: openai.OpenAI) -> None:
     """Closed in the middle, nothing stays in flight."""
     pool.pace(tokens_per_s=20)

@@ -8,7 +8,7 @@ import pytest
 from tests.clients.pool import ASKED, KEY, MODEL, Pool, chat_text, went_through_both
 from tests.e2e.stack import until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.asyncio]
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio, pytest.mark.usefixtures("by_pairs")]
 
 
 def client_of(pool: Pool) -> openai.AsyncOpenAI:
