@@ -34,32 +34,25 @@ import msgspec
 
 from sidecar.exchange import legs
 from sidecar.exchange.answers import Answers
+from sidecar.exchange.arrival import Arrival, Verdict
 from sidecar.exchange.body_budget import Budget
-from sidecar.exchange.demands import demand_of, single_demand
+from sidecar.exchange.demands import demand_of
 from sidecar.exchange.effects import Confirm, Effect, Note, Place, Send
 from sidecar.exchange.events import Broke, ClientLeft, Event, PrefillAnswered, PrefillFailed
 from sidecar.exchange.holding import Holding
-from sidecar.exchange.intake import (
-    Refusal,
-    Request,
-    read_model,
-    read_request,
-    refuse_body_headers,
-    refuse_headers,
-)
-from sidecar.exchange.own_paths import own_answer
+from sidecar.exchange.intake import Refusal, Request
 from sidecar.exchange.phase import CLIENT_PHASE, IllegalEvent, Phase
 from sidecar.exchange.prefill_leg import Ended, PrefillLeg, fault_of
 from sidecar.exchange.reasons import Reason
 from sidecar.exchange.receipt import client_id, refused_record
 from sidecar.exchange.records import Placed
 from sidecar.exchange.situation import Limits, Situation
-from sidecar.exchange.upload import Upload
 from sidecar.routing.instance import Role, TransferMode
 from sidecar.routing.slots import Demand, NoPlacement, Placement, Target
-from sidecar.wire import kv_transfer, paths
+from sidecar.wire import kv_transfer
 from sidecar.wire.ext_proc import (
     HeadersReply,
+    ImmediateReply,
     PassReply,
     RequestBody,
     RequestHeaders,
@@ -80,19 +73,13 @@ class Exchange:
     ) -> None:
         self.exchange_id = exchange_id
         self.phase = Phase.HEADERS
-        self._situation = situation
         self._limits = limits
-        self._upload = Upload(budget)
+        self._arrival = Arrival(exchange_id, situation, limits, budget)
         self._holding = Holding(worker, limits)
-        self._headers: dict[str, str] = {}
         self._answers = Answers(exchange_id)
-        self._api: paths.Api | None = None
-        self._request: Request | None = None
         self._placement: Placement | None = None
         self._pair: kv_transfer.Pair | None = None
         self._prefill = PrefillLeg(exchange_id)
-        self._is_placed_by_body = False
-        """a single-instance path, by the model in its body"""
 
     @property
     def open_record(self) -> Placed | None:
@@ -112,74 +99,40 @@ class Exchange:
             raise IllegalEvent(f"{type(event).__name__} in phase {self.phase}")
         return step(self, event, now)
 
-    # --- the headers step -------------------------------------------------------------------
+    # --- arrival ----------------------------------------------------------------------------
 
     def _on_headers(self, event: RequestHeaders, _now: float) -> list[Effect]:
-        self._headers = event.headers
         client = client_id(event.headers.get("x-request-id", ""))
         self._answers = Answers(self.exchange_id, client)
-        self._api = paths.api_of(event.path) if event.method == "POST" else None
-        own = paths.own_of(event.path)
-        if own is not None:
-            return self._answer_itself(own)
-        refused = refuse_headers(event, self._api, self._situation, self._limits)
-        if refused is not None:
-            return self._refused(refused)
-        if self._api is None:
-            return self._on_single_headers(event)
-        return self._await_body(event)
+        return self._after(self._arrival.on_headers(event, self._answers.echo))
 
-    def _answer_itself(self, own: paths.Own) -> list[Effect]:
-        answer = own_answer(own, self._situation, self._answers.echo)
-        if answer is None:
-            return self._refuse(Reason.STORED_RESPONSE)
-        return self._finish([Send(self._answers.marked(answer))])
+    def _on_body(self, event: RequestBody, now: float) -> list[Effect]:
+        self._prefill.deadline = now + self._limits.prefill_timeout_s
+        return self._after(self._arrival.on_body(event.body))
 
-    def _on_single_headers(self, event: RequestHeaders) -> list[Effect]:
-        """Placed at once, and its body passes by, unless which model it is for decides."""
-        if event.is_last or self._situation.default_model is not None:
+    def _after(self, verdict: Verdict) -> list[Effect]:
+        if isinstance(verdict, Refusal):
+            return self._refuse(verdict.reason, verdict.detail, verdict.param)
+        if isinstance(verdict, ImmediateReply):
+            return self._finish([Send(self._answers.marked(verdict))])
+        if isinstance(verdict, Demand):
             self.phase = Phase.PLACING
-            return [Place(single_demand(event.path, "", self._limits))]
-        refused = refuse_body_headers(event, self._limits)
-        return self._refused(refused) if refused is not None else self._await_body(event)
-
-    def _await_body(self, event: RequestHeaders) -> list[Effect]:
-        if not self._upload.expect(event):
-            return self._refuse(Reason.TOO_MANY_BODY_BYTES)
+            return [Place(verdict)]
         self.phase = Phase.BODY
         reply = HeadersReply(
             set_headers={"x-request-id": self.exchange_id},
             metadata=self._answers.metadata,
             # Only a WRITE placement uses them; whether it will be one is not known yet, and asking
             # costs nothing where the stream ends with the body reply.
-            wants_response_headers=self._api is not None,
+            wants_response_headers=self._arrival.api is not None,
         )
         return [Send(reply)]
 
-    # --- the body step ----------------------------------------------------------------------
+    # --- placement --------------------------------------------------------------------------
 
-    def _on_body(self, event: RequestBody, now: float) -> list[Effect]:
-        if not self._upload.arrived(len(event.body)):
-            return self._refuse(Reason.TOO_MANY_BODY_BYTES)
-        if self._api is None:
-            return self._on_single_body(event.body)
-        request = read_request(
-            self.exchange_id, self._api, self._headers, event.body, self._situation, self._limits
-        )
-        if isinstance(request, Refusal):
-            return self._refused(request)
-        self._request = request
-        self._prefill.deadline = now + self._limits.prefill_timeout_s
-        self.phase = Phase.PLACING
-        return [Place(self._demand())]
-
-    def _on_single_body(self, body: bytes) -> list[Effect]:
-        model = read_model(body, self._situation, self._limits)
-        if isinstance(model, Refusal):
-            return self._refused(model)
-        self._is_placed_by_body = True
-        self.phase = Phase.PLACING
-        return [Place(single_demand(self._headers.get(":path", "/"), model, self._limits))]
+    @property
+    def _request(self) -> Request | None:
+        return self._arrival.request
 
     def _demand(self) -> Demand:
         assert self._request is not None
@@ -225,7 +178,7 @@ class Exchange:
         self._answers = self._holding.shown(self._answers, prefill, decode)
 
     def _take_one(self, target: Target) -> Note:
-        taken = self._holding.take_one(self._answers, self._api, self._request, target)
+        taken = self._holding.take_one(self._answers, self._arrival.api, self._request, target)
         is_prefill = target.member.instance.role is Role.PREFILL
         self._show_route(target if is_prefill else None, None if is_prefill else target)
         return taken
@@ -235,11 +188,11 @@ class Exchange:
         taken = self._take_one(target)
         reply = legs.single_leg(
             self.exchange_id,
-            self._headers.get(":path", "/"),
+            self._arrival.path,
             target,
             self._limits,
             self._holding.metadata(self._answers),
-            has_body=self._is_placed_by_body,
+            has_body=self._arrival.is_placed_by_body,
         )
         return self._finish([taken, Send(reply)], is_handed_over=True)
 
@@ -341,9 +294,6 @@ class Exchange:
 
     # --- ends -------------------------------------------------------------------------------
 
-    def _refused(self, refusal: Refusal) -> list[Effect]:
-        return self._refuse(refusal.reason, refusal.detail, refusal.param)
-
     def _refuse(
         self,
         reason: Reason,
@@ -356,7 +306,7 @@ class Exchange:
         effects = [*after, Send(self._answers.refusal(reason, detail, param))]
         if self._holding.is_open:
             return self._finish(effects, reason)
-        record = refused_record(self.exchange_id, self._api, self._request, reason)
+        record = refused_record(self.exchange_id, self._arrival.api, self._request, reason)
         return self._finish([*effects, Note(record)])
 
     def _broken_off(self, event: ClientLeft | Broke) -> list[Effect]:
@@ -387,7 +337,7 @@ class Exchange:
         A prefill leg that decode may wait for goes on: closed, it would leave decode's blocks taken
         for good (protocol e).
         """
-        self._upload.release()
+        self._arrival.release()
         runs_on = self._prefill.is_awaited
         self.phase = Phase.PREFILL_ALONE if runs_on else Phase.DONE
         if self._prefill.is_running and not runs_on:

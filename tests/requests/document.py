@@ -28,19 +28,19 @@ HEAD = """# Requests
 What a client can send, how it is served, and the test that proves it. This page is made of the rows
 that the tests show; do not edit it, it is written by `python -m tests.requests.document`.
 
-*Through prefill and decode* is what this router is for. *Whole by one prefill instance* is what one
-KV transfer cannot carry: several answers or prompts, or something of the prompt's own pass; and what
-decode would refuse after prefill was spent. `placement.aggregated_role` gives it to decode instances
-where those do it right. What an engine refuses is refused in its words.
+*Through prefill and decode* is what this router is for. *Whole by one prefill instance* is what
+one KV transfer cannot carry: several answers or prompts, or something of the prompt's own pass; and
+what decode would refuse after prefill was spent. `placement.aggregated_role` gives it to decode
+instances where those do it right. What an engine refuses is refused in its words.
 
 ## Features
 
 Each was sent to one engine alone and through the pool, in READ and WRITE, streamed and whole where
-both are possible, and the answers are equal in all but ids and times: `test_features.py::\
-test_a_feature_is_served_as_one_engine_serves_it`, once for each row.
+both are possible; the answers are equal in all but ids and times, and every slot and block is free
+afterwards.
 
-| API | feature | how it is served |
-|---|---|---|
+| API | feature | how it is served | proven by |
+|---|---|---|---|
 """
 
 
@@ -52,7 +52,8 @@ def document() -> str:
 
 def _feature(one: Feature) -> str:
     status = "" if one.status == 200 else f"; {one.status}"
-    return f"| `{one.path}` | {_cell(one.name)} | {one.served}{status} |\n"
+    proof = f"`test_features.py[… {one.test_id}]`"
+    return f"| `{one.path}` | {_cell(one.name)} | {one.served}{status} | {proof} |\n"
 
 
 def _section(title: str, rows: Iterable[Proof]) -> str:

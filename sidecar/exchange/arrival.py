@@ -1,0 +1,94 @@
+"""A request until it can be placed: its headers, then its body where that decides.
+
+Says what is to be done, and does nothing but count the body's bytes. Invariant: `release` gives
+back all that the budget gave.
+"""
+
+import msgspec
+
+from sidecar.exchange.body_budget import Budget
+from sidecar.exchange.demands import demand_of, single_demand
+from sidecar.exchange.intake import (
+    Refusal,
+    Request,
+    read_model,
+    read_request,
+    refuse_body_headers,
+    refuse_headers,
+)
+from sidecar.exchange.own_paths import own_answer
+from sidecar.exchange.reasons import Reason
+from sidecar.exchange.situation import Limits, Situation
+from sidecar.exchange.upload import Upload
+from sidecar.routing.slots import Demand
+from sidecar.wire.ext_proc import ImmediateReply, RequestHeaders
+from sidecar.wire.paths import Api, api_of, own_of
+
+
+class AwaitBody(msgspec.Struct, frozen=True):
+    """Let the body come."""
+
+
+Verdict = ImmediateReply | Refusal | AwaitBody | Demand
+"""An answer about ourselves, a refusal, or what to ask of placement."""
+
+
+class Arrival:
+    def __init__(
+        self, exchange_id: str, situation: Situation, limits: Limits, budget: Budget
+    ) -> None:
+        self.api: Api | None = None
+        """None: a single-instance path, or one of our own"""
+        self.headers: dict[str, str] = {}
+        self.request: Request | None = None
+        """once it is read; None for good on a single-instance path"""
+        self.is_placed_by_body = False
+        """a single-instance path, by the model in its body"""
+        self._exchange_id = exchange_id
+        self._situation = situation
+        self._limits = limits
+        self._upload = Upload(budget)
+
+    @property
+    def path(self) -> str:
+        return self.headers.get(":path", "/")
+
+    def on_headers(self, event: RequestHeaders, echo: dict[str, str]) -> Verdict:
+        """`echo`: headers that an answer of ours carries."""
+        self.headers = event.headers
+        self.api = api_of(event.path) if event.method == "POST" else None
+        own = own_of(event.path)
+        if own is not None:
+            return own_answer(own, self._situation, echo) or Refusal(Reason.STORED_RESPONSE)
+        refused = refuse_headers(event, self.api, self._situation, self._limits)
+        if refused is not None:
+            return refused
+        if self.api is None:
+            # Placed at once, and its body passes by, unless which model it is for decides.
+            if event.is_last or self._situation.default_model is not None:
+                return single_demand(self.path, "", self._limits)
+            refused = refuse_body_headers(event, self._limits)
+            if refused is not None:
+                return refused
+        return AwaitBody() if self._upload.expect(event) else Refusal(Reason.TOO_MANY_BODY_BYTES)
+
+    def on_body(self, body: bytes) -> Verdict:
+        if not self._upload.arrived(len(body)):
+            return Refusal(Reason.TOO_MANY_BODY_BYTES)
+        if self.api is None:
+            model = read_model(body, self._situation, self._limits)
+            if isinstance(model, Refusal):
+                return model
+            self.is_placed_by_body = True
+            return single_demand(self.path, model, self._limits)
+        request = read_request(
+            self._exchange_id, self.api, self.headers, body, self._situation, self._limits
+        )
+        if isinstance(request, Refusal):
+            return request
+        self.request = request
+        return demand_of(request, self._limits, frozenset())
+
+    def release(self) -> None:
+        """The body is no longer held. May be called again."""
+        self._upload.release()
