@@ -285,7 +285,11 @@ class Control:
         assert self._fan_out is not None, "made before the admin server listens"
         instances = [(m.name, m.instance) for m in self.keeper.present()]
         said = await self._fan_out.post(path, instances, body, headers)
-        return [{**msgspec.structs.asdict(one), "is_good": one.is_good} for one in said]
+        replies = [{**msgspec.structs.asdict(one), "is_good": one.is_good} for one in said]
+        if not self._config.telemetry.show_addresses:  # the edge may ask too
+            for reply in replies:
+                del reply["address"]
+        return replies
 
     def _status(self) -> dict[str, object]:
         """The whole for `pd-sidecar status`, in one answer so that its parts agree."""

@@ -14,6 +14,7 @@ from sidecar.exchange.intake import (
     read_model,
     read_request,
     refuse_body_headers,
+    refuse_declared_size,
     refuse_headers,
 )
 from sidecar.exchange.own_paths import own_answer
@@ -64,6 +65,9 @@ class Arrival:
         if refused is not None:
             return refused
         if self.api is None:
+            refused = refuse_declared_size(event, self._limits)
+            if refused is not None:
+                return refused
             # Placed at once, and its body passes by, unless which model it is for decides.
             if event.is_last or self._situation.default_model is not None:
                 return single_demand(self.path, "", self._limits)

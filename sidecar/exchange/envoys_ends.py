@@ -3,7 +3,8 @@
 from sidecar.exchange.reasons import TABLE, Outcome, Reason
 from sidecar.wire.access_log import Entry
 
-_UNREACHED = {"UF": Reason.DECODE_REFUSED, "UH": Reason.INSTANCE_GONE, "UO": Reason.OVERLOADED}
+_UNREACHED = {"UF": Reason.DECODE_REFUSED, "UH": Reason.INSTANCE_GONE}
+_OVERLOADED = frozenset(("UO", "OM"))
 _BROKEN = frozenset(("UC", "UR", "LR", "UPE", "URX"))
 _LEFT = frozenset(("DC", "DR"))
 _LATE = frozenset(("UT", "SI", "DT", "UMSDR"))
@@ -30,7 +31,9 @@ def reason_of(log: Entry) -> Reason | None:
 
 
 def _unavailable(log: Entry) -> Reason:
-    if not log.exchange and "UO" not in log.flags:
+    if log.flags & _OVERLOADED or log.details == "overload":
+        return Reason.OVERLOADED
+    if not log.exchange:
         return Reason.NO_WORKER  # it never came to an instance
     for flag, reason in _UNREACHED.items():
         if flag in log.flags:

@@ -59,6 +59,10 @@ def refuse_body_headers(event: RequestHeaders, limits: Limits) -> Refusal | None
     encoding = event.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
         return Refusal(Reason.BODY_ENCODING)
+    return refuse_declared_size(event, limits)
+
+
+def refuse_declared_size(event: RequestHeaders, limits: Limits) -> Refusal | None:
     return _refuse_size(_content_length(event) or 0, limits)
 
 

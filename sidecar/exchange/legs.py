@@ -57,8 +57,10 @@ def prefill_leg(
         and not name.startswith(_PREFIXES_NOT_FORWARDED)
         and value.isascii()
     }
-    # The client's own: what vLLM refuses for its type must be refused before prefill is spent.
-    headers["content-type"] = request.headers.get("content-type", "application/json")
+    # The client's own, or none: what vLLM refuses for its type must be refused before prefill is
+    # spent.
+    if "content-type" in request.headers:
+        headers["content-type"] = request.headers["content-type"]
     headers["x-request-id"] = kv_transfer.request_id(pair, request.exchange)
     headers |= _rank(target) | _authorization(limits)
     is_write = placement.mode is TransferMode.WRITE

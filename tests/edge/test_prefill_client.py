@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from time import monotonic
 
+import msgspec
 import pytest
 import pytest_asyncio
 from aiohttp import web
@@ -100,6 +101,16 @@ async def test_the_answer_is_handed_on_whole(client: PrefillClient, engine: Engi
         "content-length",
         "x-request-id",
     }
+
+
+@pytest.mark.asyncio
+async def test_a_leg_without_a_type_goes_out_without_one(
+    client: PrefillClient, engine: Engine
+) -> None:
+    """What decode gets, prefill gets: one must not refuse what the other took."""
+    await client.send(msgspec.structs.replace(leg(engine.url), headers={"x-request-id": "e"}))
+    ((headers, _),) = engine.requests
+    assert "content-type" not in {k.lower() for k in headers}
 
 
 @pytest.mark.asyncio

@@ -192,7 +192,7 @@ def test_an_answer_that_the_engine_ends_by_closing_is_whole(wired: Wired, way: s
     assert got.get("transfer-encoding") == "chunked"
 
 
-@pytest.mark.parametrize("path", ["/health", "/ping", "/v1/models", "/version"])
+@pytest.mark.parametrize("path", ["/health", "/ping", "/v1/models"])
 def test_head_is_answered_as_get_without_its_body(wired: Wired, path: str) -> None:
     """For health checkers. The connection is good for the next request."""
     with wired.client() as client:

@@ -65,7 +65,7 @@ TRANSPORT = [
         _HTTP + "test_an_answer_that_the_engine_ends_by_closing_is_whole",
     ),
     Proof(
-        "HEAD on `/health`, `/ping`, `/v1/models`, `/version`",
+        "HEAD on `/health`, `/ping`, `/v1/models`",
         "as GET, without the body",
         _HTTP + "test_head_is_answered_as_get_without_its_body",
     ),
