@@ -62,7 +62,7 @@ burst: $(INSTALLED)  ## CLIENTS connections at once, ROUNDS times
 chaos: $(INSTALLED)  ## Everything is killed and broken under load, SECONDS for each of MODES (SEED repeats)
 	$(BIN)/python -m tests.chaos.chaos --seconds $(SECONDS) --modes $(MODES) $(if $(SEED),--seed $(SEED))
 
-fuzz: $(WITH_ATHERIS)  ## Random bytes at every codec, led by coverage, SECONDS in all
+fuzz: $(WITH_ATHERIS)  ## Random bytes at every codec, led by coverage; SECONDS of search
 	@$(BIN)/python -m tests.fuzz.fuzz --seconds $(SECONDS)
 
 clean:  ## Remove the virtual environment and the caches

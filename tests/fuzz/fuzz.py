@@ -8,6 +8,7 @@ import argparse
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,7 +26,7 @@ SLOWEST_S = 5
 """one input that takes longer is a finding"""
 MEMORY_MIB = 1024
 START_S = 60.0
-"""for a process to import, and to run its corpus once"""
+"""for a process to import, and to run its corpus once; not of a search's own time"""
 _STATE = re.compile(r"^#(\d+)\s+\S+ .*?cov: (\d+) .*?corp: (\d+)", re.MULTILINE)
 _COUNT = re.compile(r"^stat::number_of_executed_units:\s+(\d+)", re.MULTILINE)
 _RATE = re.compile(r"^stat::average_exec_per_sec:\s+(\d+)", re.MULTILINE)
@@ -44,6 +45,10 @@ class Search:
     is_broken: bool
     """it ended neither by its time nor by a finding"""
     log: Path
+
+    @property
+    def is_good(self) -> bool:
+        return not self.findings and not self.is_broken
 
     def __str__(self) -> str:
         return (
@@ -78,7 +83,13 @@ def search(one: Target, seconds: int, folder: Path) -> Search:
         options.append(f"-dict={words}")
     with log.open("wb") as output:
         command = [sys.executable, "-m", "tests.fuzz.run_target", one.name, *options]
-        process = subprocess.Popen([*command, found, starts], stdout=output, stderr=output)
+        process = subprocess.Popen(
+            [*command, found, starts],
+            stdout=output,
+            stderr=output,
+            # libFuzzer ends a process at once: what a target keeps in files goes with the folder.
+            env=os.environ | {"TMPDIR": str(folder)},
+        )
         try:
             code = process.wait(seconds + START_S)
         except subprocess.TimeoutExpired:
@@ -131,7 +142,10 @@ def main() -> int:
         print(one, flush=True)
         searches.append(one)
     tried = sum(one.executions for one in searches)
-    print(f"{tried:,} inputs in {time.monotonic() - start:.0f} s; all is in {folder}")
+    print(f"{tried:,} inputs in {time.monotonic() - start:.0f} s")
+    if all(one.is_good for one in searches):
+        shutil.rmtree(folder)
+        return 0
     for one in searches:
         for path in one.findings:
             print(f"\nfound by {one.target.name} (the end of {one.log}):")
@@ -139,13 +153,16 @@ def main() -> int:
             print(f"again: {sys.executable} -m tests.fuzz.run_target {one.target.name} {path}")
         if one.is_broken:
             print(f"\n{one.target.name} ended before its time, see {one.log}")
-    return int(any(one.findings or one.is_broken for one in searches))
+    return 1
 
 
 def _traceback(log: Path) -> list[str]:
     lines = log.read_text(errors="replace").splitlines()
-    begins = next((i for i, line in enumerate(lines) if "Uncaught Python exception" in line), 0)
-    return lines[begins:][:40] if begins else lines[-20:]
+    begins = next((i for i, line in enumerate(lines) if "Uncaught Python exception" in line), None)
+    if begins is None:  # too slow, too large, or the process itself died
+        return lines[-20:]
+    ends = next((i for i, line in enumerate(lines) if i > begins and not line.strip()), None)
+    return lines[begins:ends]
 
 
 if __name__ == "__main__":
