@@ -104,7 +104,8 @@ def _is_address(listen: str) -> bool:
 def port_of(listen: str) -> int | None:
     """The port of `ip:port` (IPv6 in brackets); None if it is not one."""
     host, _, port = listen.rpartition(":")
-    return int(port) if host and port.isdecimal() and int(port) < 65536 else None
+    is_port = port.isdecimal() and len(port) <= 5 and int(port) < 65536
+    return int(port) if host and is_port else None
 
 
 def _ranges(config: Config) -> list[tuple[str, float, float, float]]:

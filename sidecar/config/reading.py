@@ -26,10 +26,9 @@ def load(text: str, environment: Mapping[str, str], flags: Mapping[str, object])
     """
     faults: list[str] = []
     try:
-        tree = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        where = " ".join(str(error).replace('"<unicode string>", ', "").split())
-        raise ConfigError([f"the configuration is not YAML: {where}"]) from None
+        tree = _from_yaml(text)
+    except ValueError as error:
+        raise ConfigError([f"the configuration is not YAML: {error}"]) from None
     tree = {} if tree is None else tree  # no file, or one of comments alone
     if not isinstance(tree, dict):
         raise ConfigError(["the configuration must be a map of sections"])
@@ -60,9 +59,22 @@ class _Written(str):
         if hint is str or (is_optional and str in typing.get_args(hint)):
             return str(self)
         try:
-            return yaml.safe_load(self)
-        except yaml.YAMLError:
+            return _from_yaml(self)
+        except ValueError:
             return str(self)
+
+
+def _from_yaml(text: str) -> object:
+    """Raises ValueError that says where it is none."""
+    try:
+        return yaml.safe_load(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    # The library's own, and what it lets through for a value that is not of its tag or form:
+    # `!!timestamp x`, `!!bool x`, `!!int ""`, `2001-99-99`.
+    except (yaml.YAMLError, ValueError, AttributeError, LookupError, OverflowError) as error:
+        where = str(error).replace('"<unicode string>", ', "")
+        raise ValueError(" ".join(where.split()) or type(error).__name__) from None
 
 
 def _put(tree: dict[str, object], path: list[str], value: object, faults: list[str]) -> None:
@@ -96,7 +108,7 @@ def _build(kind: type[Section], tree: object, at: str, faults: list[str]) -> Sec
         else:
             try:
                 values[str(key)] = _value(hints[key], value, where, faults)
-            except msgspec.ValidationError:
+            except (msgspec.ValidationError, UnicodeEncodeError):  # or text that is no Unicode
                 faults.append(f"{where}: expected {_words(hints[key])}, got {value!r}")
     required = {f.name for f in msgspec.structs.fields(kind) if f.required}
     faults += [f"{at}{name}: missing" for name in sorted(required - tree.keys())]

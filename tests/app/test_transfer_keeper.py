@@ -10,8 +10,7 @@ import pytest
 
 from sidecar.app import transfer_keeper
 from sidecar.app.transfer_keeper import TransferKeeper
-from sidecar.edge import transfer_journal
-from sidecar.edge.transfer_journal import TransferJournal
+from sidecar.edge.transfer_journal import CELLS, TransferJournal
 from sidecar.exchange.records import Record, TransferFailed
 from sidecar.exchange.transfer import Transfer
 from sidecar.routing.instance import Instance, Role, State, TransferMode, Version
@@ -79,9 +78,10 @@ class Desk:
         engines: Engines | None,
         push_limit_s: float = 0.05,
         shown: View | None = None,
+        cells: int = CELLS,
     ) -> None:
         self.notes: list[Record] = []
-        self.journal = TransferJournal(path)
+        self.journal = TransferJournal(path, cells)
         self.keeper = TransferKeeper(
             self.journal, engines, self.notes.append, push_limit_s, defer_s=60.0
         )
@@ -317,12 +317,11 @@ async def test_what_is_from_before_a_reboot_is_dropped(path: Path) -> None:
 
 @pytest.mark.asyncio
 async def test_where_there_is_no_room_the_oldest_answer_makes_some(
-    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is the likeliest to be over; without one it is said, and the transfer is still told."""
-    monkeypatch.setattr(transfer_journal, "CELLS", 2)
     engines = Engines()
-    desk = Desk(path, engines)
+    desk = Desk(path, engines, cells=2)
     for name in ("tx-1", "tx-2"):
         desk.keeper.open(transfer(name))
     desk.keeper.end("tx-1", is_answered=True)

@@ -66,7 +66,9 @@ def test_nothing_is_smuggled(outcomes: dict[tuple[str, str], Outcome], way: str,
     legs = 2 if paths == {PATH["pd"]} else 1
     assert len(outcome.got) == legs * len(served)
     for refused in outcome.answers:
-        if refused.status != 200:
+        if refused.status == 405:  # to HEAD, so without a body
+            assert name.startswith("HEAD")
+        elif refused.status != 200:
             assert 400 <= refused.refusal[0] < 500 or refused.status == 501  # an unknown coding
 
 
