@@ -13,7 +13,7 @@ SECONDS ?= 300
 MODES ?= READ WRITE
 SEED ?=
 
-.PHONY: help run demo test test-unit check format burst chaos fuzz clean
+.PHONY: help run demo test test-timed test-clients test-unit check format burst chaos fuzz clean
 
 help:  ## What there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -39,9 +39,14 @@ run: $(INSTALLED)  ## Envoy, the sidecar and four simulated engines; Ctrl-C stop
 demo: $(INSTALLED)  ## The same, with a few chat requests and their receipts; ends by itself
 	@$(BIN)/pd-sidecar demo
 
-test: $(WITH_CLIENTS)  ## All tests, with a real Envoy (some minutes)
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not timed"
-	$(BIN)/python -m pytest -m timed  # one at a time: they promise times
+test: $(INSTALLED)  ## The tests, with a real Envoy (some minutes)
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not timed" --ignore tests/clients
+
+test-timed: $(INSTALLED)  ## Those that promise times, one at a time (some minutes more)
+	$(BIN)/python -m pytest -m timed
+
+test-clients: $(WITH_CLIENTS)  ## Clients of others, unmodified: openai, anthropic, LangChain, lm_eval, ...
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/clients
 
 test-unit: $(INSTALLED)  ## The pure packages alone (seconds, no event loop)
 	$(BIN)/python -m pytest tests/routing tests/wire tests/exchange tests/xds tests/test_config.py

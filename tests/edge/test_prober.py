@@ -540,6 +540,7 @@ async def test_the_real_resolver_knows_localhost() -> None:
         await seen.prober.close()
 
 
+@pytest.mark.timed
 @pytest.mark.asyncio
 async def test_many_that_refuse_take_no_probe_from_a_good_one(engine: Engine) -> None:
     """They share a budget of probes; the good one keeps its pace."""
