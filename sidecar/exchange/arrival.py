@@ -11,6 +11,7 @@ from sidecar.exchange.demands import demand_of, single_demand
 from sidecar.exchange.intake import (
     Refusal,
     Request,
+    read_form_model,
     read_model,
     read_request,
     refuse_body_headers,
@@ -23,7 +24,7 @@ from sidecar.exchange.situation import Limits, Situation
 from sidecar.exchange.upload import Upload
 from sidecar.routing.slots import Demand
 from sidecar.wire.ext_proc import ImmediateReply, RequestHeaders
-from sidecar.wire.paths import Api, api_of, own_of
+from sidecar.wire.paths import Api, api_of, own_of, takes_form
 
 
 class AwaitBody(msgspec.Struct, frozen=True):
@@ -68,8 +69,10 @@ class Arrival:
             refused = refuse_declared_size(event, self._limits)
             if refused is not None:
                 return refused
-            # Placed at once, and its body passes by, unless which model it is for decides.
-            if event.is_last or self._situation.default_model is not None:
+            # Placed at once, and its body passes by, unless which model it is for decides, or what
+            # engines must not be sent may be in it.
+            passes_by = self._situation.default_model is not None and not takes_form(self.path)
+            if event.is_last or passes_by:
                 return single_demand(self.path, "", self._limits)
             refused = refuse_body_headers(event, self._limits)
             if refused is not None:
@@ -80,7 +83,7 @@ class Arrival:
         if not self._upload.arrived(len(body)):
             return Refusal(Reason.TOO_MANY_BODY_BYTES)
         if self.api is None:
-            model = read_model(body, self._situation, self._limits)
+            model = self._read_model(body)
             if isinstance(model, Refusal):
                 return model
             self.is_placed_by_body = True
@@ -92,6 +95,12 @@ class Arrival:
             return request
         self.request = request
         return demand_of(request, self._limits, frozenset())
+
+    def _read_model(self, body: bytes) -> str | Refusal:
+        """Of a single-instance path."""
+        if takes_form(self.path):
+            return read_form_model(self.headers, body, self._situation, self._limits)
+        return read_model(body, self._situation, self._limits)
 
     def release(self) -> None:
         """The body is no longer held. May be called again."""

@@ -5,7 +5,7 @@ import msgspec
 from sidecar.exchange.body_budget import UNDECLARED_BYTES
 from sidecar.exchange.reasons import Reason
 from sidecar.exchange.situation import Limits, Situation
-from sidecar.wire import kv_transfer, openai
+from sidecar.wire import form, kv_transfer, openai
 from sidecar.wire.ext_proc import RequestHeaders
 from sidecar.wire.paths import Api
 from sidecar.wire.transferable import can_transfer
@@ -118,6 +118,20 @@ def read_model(body: bytes, situation: Situation, limits: Limits) -> str | Refus
         return too_large
     try:
         model = openai.text(openai.split(body), "model") or ""
+    except openai.BodyError as error:
+        return Refusal(Reason.BODY_INVALID, str(error))
+    return _refuse_model(model, situation) or model
+
+
+def read_form_model(
+    headers: dict[str, str], body: bytes, situation: Situation, limits: Limits
+) -> str | Refusal:
+    """The same of a body that is a form, and has no fields that only a router may set."""
+    too_large = _refuse_size(len(body), limits)
+    if too_large is not None:
+        return too_large
+    try:
+        model = form.model_of(headers.get("content-type", ""), body)
     except openai.BodyError as error:
         return Refusal(Reason.BODY_INVALID, str(error))
     return _refuse_model(model, situation) or model

@@ -184,7 +184,12 @@ def without_forbidden(fields: Fields) -> Fields:
         hidden = {}
     for name in CLIENT_FORBIDDEN:
         if name in hidden:
-            raise BodyError(f"vllm_xargs must not have {name}: only the router may set it")
+            raise hidden_in_xargs(name)
     if not any(name in fields for name in CLIENT_FORBIDDEN):
         return fields
     return {k: v for k, v in fields.items() if k not in CLIENT_FORBIDDEN}
+
+
+def hidden_in_xargs(name: str) -> BodyError:
+    """The refusal of a `vllm_xargs` that has a field which only a router may set."""
+    return BodyError(f"vllm_xargs must not have {name}: only the router may set it")

@@ -46,11 +46,13 @@ class Own(StrEnum):
 
 _APIS = {"/v1" + suffix: api for api, suffix in SUFFIX.items()}
 
+_FORMS = frozenset(("/v1/audio/transcriptions", "/v1/audio/translations"))
+
 _SINGLES = dict.fromkeys(
     (
         "/v1/embeddings", "/v2/embed", "/pooling", "/classify", "/score", "/v1/score", "/rerank",
         "/v1/rerank", "/v2/rerank", "/generative_scoring", "/v1/decisions", "/v1/systemone",
-        "/v1/audio/transcriptions", "/v1/audio/translations",
+        *_FORMS,
     ),
     Single.MODEL,
 )  # fmt: skip
@@ -70,6 +72,11 @@ def api_of(path: str) -> Api | None:
 def single_of(path: str) -> Single:
     """Of a path that is neither an API nor ours."""
     return _SINGLES.get(_name(path), Single.ANY)
+
+
+def takes_form(path: str) -> bool:
+    """Whether the body is a form, which must be looked into whatever models there are."""
+    return _name(path) in _FORMS
 
 
 def own_of(path: str) -> Own | None:

@@ -83,6 +83,63 @@ def test_a_single_instance_path_must_name_its_model_too(body: bytes, reason: str
     assert (driver.immediate.status, driver.reason) == (400, reason)
 
 
+FORM = {"content_type": "multipart/form-data; boundary=b"}
+
+
+def form(*fields: tuple[str, str]) -> RequestBody:
+    """With a file first."""
+    head = '--b\r\nContent-Disposition: form-data; name="'
+    parts = [f'{head}file"; filename="a.wav"\r\n\r\n\0\r\n']
+    parts += [f'{head}{name}"\r\n\r\n{value}\r\n' for name, value in fields]
+    return RequestBody("".join([*parts, "--b--\r\n"]).encode())
+
+
+@pytest.mark.parametrize("path", ["/v1/audio/transcriptions", "/v1/audio/translations?x=1"])
+@pytest.mark.parametrize("situation", [READY, SEVERAL], ids=["one model", "several"])
+def test_a_form_is_waited_for_whatever_models_there_are(path: str, situation: Situation) -> None:
+    """It is placed by the model in it, and goes on to the byte."""
+    driver = Driver(ALONE, situation=situation).feed(headers(path, **FORM))
+    (reply,) = driver.sent
+    assert isinstance(reply, HeadersReply)
+    assert not reply.wants_response_headers
+    driver.feed(form(("model", "a"), ("model", "b")))
+    assert driver.demands == [Demand(model="b", is_aggregated=True)]
+    assert (driver.body_reply.body, driver.body_reply.set_headers[":path"]) == (None, path)
+    assert driver.replied.is_handed_over
+
+
+def test_a_form_without_a_model_means_the_only_one() -> None:
+    """Where there are several, it is refused."""
+    path = "/v1/audio/transcriptions"
+    driver = Driver(ALONE).feed(headers(path, **FORM), form())
+    assert driver.demands == [Demand(is_aggregated=True)]
+    driver = Driver(situation=SEVERAL).feed(headers(path, **FORM), form())
+    assert (driver.immediate.status, driver.reason) == (400, "model_missing")
+
+
+@pytest.mark.parametrize("situation", [READY, SEVERAL], ids=["one model", "several"])
+def test_what_a_form_must_not_have_reaches_no_engine(situation: Situation) -> None:
+    """400 with a text, as for a JSON body; and no form at all is refused so too."""
+    forged = form(("model", "a"), ("vllm_xargs", '{"kv_transfer_params": "x"}'))
+    what = headers("/v1/audio/transcriptions", **FORM)
+    driver = Driver(situation=situation).feed(what, forged)
+    assert (driver.immediate.status, driver.reason) == (400, "body_invalid")
+    assert "vllm_xargs must not have kv_transfer_params" in str(error(driver)["message"])
+    driver = Driver(situation=situation).feed(what, RequestBody(b'{"model":"a"}'))
+    assert (driver.immediate.status, driver.reason) == (400, "body_invalid")
+
+
+def test_a_form_has_the_limit_of_every_body() -> None:
+    """By its length, and by what came; compressed it would not be seen into."""
+    limits, path = Limits(max_body_bytes=100), "/v1/audio/transcriptions"
+    driver = Driver(limits=limits).feed(headers(path, content_length="101", **FORM))
+    assert (driver.immediate.status, driver.reason) == (413, "body_too_large")
+    driver = Driver(limits=limits).feed(headers(path, **FORM), form(("prompt", "x" * 50)))
+    assert (driver.immediate.status, driver.reason) == (413, "body_too_large")
+    driver = Driver().feed(headers(path, content_encoding="gzip", **FORM))
+    assert (driver.immediate.status, driver.reason) == (415, "body_encoding")
+
+
 def test_a_single_instance_path_without_a_body_is_placed_at_once() -> None:
     """Whatever models there are."""
     driver = Driver(ALONE, situation=SEVERAL).feed(headers("/version", method="GET", is_last=True))

@@ -13,7 +13,8 @@ from tests.fuzz import reference  # with the parser of the engines, before it is
 
 for name in [name for name in sys.modules if name.partition(".")[0] == "json"]:
     del sys.modules[name]
-with atheris.instrument_imports(include=["sidecar", "json", "yaml", "ipaddress"]):
+INCLUDED = ["sidecar", "json", "yaml", "ipaddress", "python_multipart"]
+with atheris.instrument_imports(include=INCLUDED):
     import json.decoder
     import json.scanner
 

@@ -3,7 +3,7 @@ socket from our own processes of the same version, and whose errors end that lin
 
 import msgspec
 
-from tests.fuzz import bodies, envoy_words, exchanges, own_files, registrations
+from tests.fuzz import bodies, envoy_words, exchanges, forms, own_files, registrations
 from tests.fuzz.target import Target
 
 CHAT = b'{"model":"m","messages":[{"role":"user","content":"hi \\u00e9"}],"stream":true,"n":1}'
@@ -47,9 +47,23 @@ REQUESTS = (
     b"POST /tokenize\n\n{}",
     b"POST /v1/embeddings?a\nx-pd-answer: 1\n\n" + CHAT,
     b"POST /v1/chat/completions/batch\ntransfer-encoding: chunked\n\n" + CHAT,
+    b"POST /v1/audio/transcriptions\ncontent-type: multipart/form-data; boundary=b\n\n"
+    b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nm\r\n--b--\r\n',
     b"GET /v1/models\n\n",
     b"GET /v1/responses/resp_1\n\n",
 )
+PART = b'--b\r\nContent-Disposition: form-data; name="'
+FORMS = (
+    b"multipart/form-data; boundary=b\n" + PART + b'file"; filename="a.wav"\r\n\r\n\0\xff\r\n'
+    + PART + b'model"\r\n\r\nm\r\n' + PART + b'vllm_xargs"\r\n\r\n{"a": 1}\r\n--b--\r\n',
+    b'Multipart/Form-Data; charset=latin-1; boundary="b";\n\r\n' + PART
+    + b'vllm_xargs"\r\nX: y\r\n\r\n{"\\u006bv_transfer_params": NaN}\r\n--b-- bye',
+    b"multipart/form-data; boundary=b\n" + PART + b"a\"; name*=utf-8''model\r\n\r\nm\r\n--b--",
+    b"multipart/form-data; boundary=b\n" + PART
+    + b'a"; filename="\\"b"\r\n\r\n--b\r\n--b \r\n--b--',
+    b"application/x-www-form-urlencoded\nmodel=a&&%6dodel=b&vllm%5Fxargs=%7B%7D+&file",
+    b"multipart/mixed; boundary=b\n--b--",
+)  # fmt: skip
 CONFIGURATION = b"""\
 edge: {listen: "127.0.0.1:1"}
 instances:
@@ -89,6 +103,11 @@ KEYS = (
     "notify_port", "dp_size", "tp_size", "transfer_mode", "READ", "WRITE", "https://", "[::1]:80",
     "host:", "handshake:", "notify:", "HELLO", "P", "D",
 )  # fmt: skip
+HEADERS = (
+    "multipart/form-data", "application/x-www-form-urlencoded", "boundary=b", "charset=utf-8",
+    "--b", "\r\n--b\r\n", "--b--", "Content-Disposition: ", "form-data; ", 'name="', "name*=",
+    "filename=", "\r\n\r\n", "\\", "; ", "%5F", "&",
+)  # fmt: skip
 SECTIONS = (
     "edge", "listen", "registration", "ttl_s", "allow", "instances", "role", "url", "zmq_address",
     "tuning", "http", "max_body_bytes", "workers", "run_dir", "!!int", "!!float", "!!timestamp",
@@ -105,6 +124,7 @@ TARGETS = (
     Target(
         name="request", check=bodies.check_request, seeds=BODIES, words=JSON + FIELDS, is_json=True
     ),
+    Target(name="form", check=forms.check_form, seeds=FORMS, words=HEADERS + FIELDS),
     Target(name="exchange", check=exchanges.check_exchange, seeds=REQUESTS, words=JSON + FIELDS),
     Target(
         name="prefill_answer",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sidecar.wire.paths import SUFFIX, Api, Own, Single, api_of, own_of, single_of
+from sidecar.wire.paths import SUFFIX, Api, Own, Single, api_of, own_of, single_of, takes_form
 
 
 def test_paths_of_the_apis() -> None:
@@ -49,3 +49,16 @@ def test_paths_that_the_sidecar_answers(path: str, own: Own | None) -> None:
 def test_what_runs_the_model_is_told_from_what_does_not(path: str, single: Single) -> None:
     """A decode engine that garbles plain requests may still tokenize."""
     assert single_of(path) is single
+
+
+def test_forms_are_told_from_json() -> None:
+    """Whatever the query."""
+    assert takes_form("/v1/audio/transcriptions?a=/v1/embeddings")
+    assert takes_form("/v1/audio/translations")
+    for path in (
+        "/v1/audio/transcriptions/",
+        "/v1/audio",
+        "/v1/embeddings",
+        "/a?/v1/audio/translations",
+    ):
+        assert not takes_form(path)
