@@ -104,11 +104,15 @@ def status_table(found: dict[str, Any]) -> None:
 
 
 def slot_table(instances: list[dict[str, Any]]) -> Table:
-    # Fits 80 columns; a longer address or state folds, numbers never do.
+    # Fits 80 columns; a longer address or state folds, numbers never do. Which instance has which
+    # model is shown where they differ.
+    shows_models = len({tuple(sorted(one["models"])) for one in instances}) > 1
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
     for column in ("name", "role", "address", "state", "mode", "vLLM", "beat"):
         folds = column in ("address", "state")
         table.add_column(column, no_wrap=not folds, overflow="fold")
+    if shows_models:
+        table.add_column("models", overflow="fold")
     for column in ("rank", "in flight", "placed"):
         table.add_column(column, justify="right", no_wrap=True, min_width=len(column))
     for one in instances:
@@ -116,6 +120,7 @@ def slot_table(instances: list[dict[str, Any]]) -> Table:
         state = one["state"] if one["is_placeable"] or one["state"] != "ready" else "no ACK"
         head = [one["name"], one["role"], one["address"], state, one["transfer_mode"]]
         head += [one["version"] or "?", "static" if age is None else f"{age:.1f} s"]
+        head += [", ".join(one["models"]) or "?"] if shows_models else []
         for i, rank in enumerate(one["ranks"]):
             numbers = [str(rank[key]) for key in ("dp_rank", "in_flight", "placed")]
             # Text, because an IPv6 address in brackets would be read as markup.

@@ -204,7 +204,7 @@ class TransferKeeper:
                 # Counted nowhere: most of them had been pushed.
                 self._tell(kept, self._push_limit_s, lambda _: None)
         for address, count in dead.items():
-            log.info("prefill %s died: decode is told of %d transfers it answered", address, count)
+            log.info("prefill %s began anew: %d transfers it answered are given up", address, count)
 
     async def sweep(self) -> None:
         """Forget what prefill has pushed or told decode of itself by now; until cancelled."""

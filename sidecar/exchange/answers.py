@@ -30,7 +30,7 @@ class Answers(msgspec.Struct, frozen=True):
 
     def marked(self, reply: ImmediateReply) -> ImmediateReply:
         """With the metadata by which the access log knows it."""
-        return msgspec.structs.replace(reply, metadata=self.metadata | reply.metadata)
+        return msgspec.structs.replace(reply, metadata=self.metadata | self.route | reply.metadata)
 
     def refusal(self, reason: Reason, detail: str = "", param: str | None = None) -> ImmediateReply:
         return self.marked(refusal(reason, detail=detail, param=param, echo=self.echo))

@@ -22,9 +22,15 @@ from sidecar.exchange.own_paths import own_answer
 from sidecar.exchange.reasons import Reason
 from sidecar.exchange.situation import Limits, Situation
 from sidecar.exchange.upload import Upload
+from sidecar.routing.instance import Role
 from sidecar.routing.slots import Demand
 from sidecar.wire.ext_proc import ImmediateReply, RequestHeaders
 from sidecar.wire.paths import Api, api_of, own_of, takes_form
+
+_LACKED = {
+    Reason.NO_PREFILL_INSTANCE: Role.PREFILL,
+    Reason.NO_DECODE_INSTANCE: Role.DECODE,
+}
 
 
 class AwaitBody(msgspec.Struct, frozen=True):
@@ -101,6 +107,14 @@ class Arrival:
         if takes_form(self.path):
             return read_form_model(self.headers, body, self._situation, self._limits)
         return read_model(body, self._situation, self._limits)
+
+    def lack(self, reason: Reason) -> str:
+        """What is said when nothing can be placed: of several models, of which."""
+        model = self.request.model_label if self.request is not None else ""
+        role = _LACKED.get(reason)
+        if role is None or not model or self._situation.default_model is not None:
+            return ""
+        return f"No {role} instance of {model} is ready."
 
     def release(self) -> None:
         """The body is no longer held. May be called again."""

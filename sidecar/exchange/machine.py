@@ -112,7 +112,7 @@ class Exchange:
 
     def _after(self, verdict: Verdict) -> list[Effect]:
         if isinstance(verdict, Refusal):
-            return self._refuse(verdict.reason, verdict.detail, verdict.param)
+            return self._refused(verdict)
         if isinstance(verdict, ImmediateReply):
             return self._finish([Send(self._answers.marked(verdict))])
         if isinstance(verdict, Demand):
@@ -142,7 +142,7 @@ class Exchange:
         reason = Reason(event.reason)
         if reason is Reason.NO_PREFILL_INSTANCE and self._prefill.failure is not None:
             reason = self._prefill.failure  # there is one, and it failed: say that
-        return self._refuse(reason)
+        return self._refused(Refusal(reason, self._arrival.lack(reason)))
 
     def _on_placed(self, event: Placement, now: float) -> list[Effect]:
         if self._request is None:
@@ -163,11 +163,12 @@ class Exchange:
         start = legs.prefill_leg(request, event, self._pair, self._limits, deadline, now)
         self._prefill.begin(start.transfer.transfer_id if start.transfer else None)
         taken = self._holding.take_pair(self._answers, request, event, self._pair.transfer_id)
-        self._show_route(event.prefill, event.decode)
         effects: list[Effect] = [taken, start]
         if event.mode is TransferMode.READ:
+            self._show_route(event.prefill, None)  # decode has not been asked
             self.phase = Phase.PREFILL
             return effects
+        self._show_route(event.prefill, event.decode)
         self.phase = Phase.DECODE
         reply = legs.decode_leg(
             request, event, self._pair, self._limits, None, self._holding.metadata(self._answers)
@@ -253,7 +254,7 @@ class Exchange:
                 self._pair, decode=event.decode.member, decode_rank=event.decode.dp_rank
             )
             effects = [self._holding.move(event.decode)]
-            self._show_route(event.prefill, event.decode)
+        self._show_route(event.prefill, event.decode)
         self._holding.spare = event.spare
         reply = legs.decode_leg(
             self._request,
@@ -293,6 +294,9 @@ class Exchange:
         return self._finish([Send(PassReply())])
 
     # --- ends -------------------------------------------------------------------------------
+
+    def _refused(self, refusal: Refusal) -> list[Effect]:
+        return self._refuse(refusal.reason, refusal.detail, refusal.param)
 
     def _refuse(
         self,

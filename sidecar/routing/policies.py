@@ -170,16 +170,18 @@ def _pick_any(pool: Pool, demand: Demand, cursors: Cursors) -> Placement | NoPla
 
 
 def _pick_aggregated(pool: Pool, demand: Demand, cursors: Cursors) -> Placement | NoPlacement:
-    """A slot of the wanted role; no decode instance where it is safe: a prefill one."""
-    model = pool.group_model(demand.model)
-    placement = None
-    if demand.aggregated_role is Role.DECODE:
-        walk = pool.aggregated(demand.model, Role.DECODE)
-        placement = _pick_one(walk, f"{model}|aggregated-decode", demand, cursors)
-    if placement is None:
-        walk = pool.aggregated(demand.model, Role.PREFILL)
-        placement = _pick_one(walk, f"{model}|aggregated", demand, cursors)
-    return placement or NoPlacement("no_prefill_instance")
+    """A slot of the wanted role; no decode instance where it is safe: a prefill one. For an adapter
+    the other role too, if that alone has it, and then who has the model it belongs to."""
+    ways = [(demand.model, demand.aggregated_role), (demand.model, Role.PREFILL)]
+    parent = pool.parent_of(demand.model)
+    if parent is not None:
+        ways += [(demand.model, Role.DECODE), (parent, Role.PREFILL)]
+    for model, role in ways:
+        name = f"{pool.group_model(model)}|aggregated-{role}"
+        placement = _pick_one(pool.aggregated(model, role), name, demand, cursors)
+        if placement is not None:
+            return placement
+    return NoPlacement("no_prefill_instance")
 
 
 def _pick_one(walk: Walk, group: str, demand: Demand, cursors: Cursors) -> Placement | None:

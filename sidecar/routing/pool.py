@@ -103,6 +103,10 @@ class Pool:
             for role in Role
         )
 
+    def parent_of(self, model: str | None) -> str | None:
+        """The model that an adapter belongs to; None: it is none, as far as known."""
+        return self._parents.get(model) if model is not None else None
+
     def groups(self, model: str | None) -> tuple[Group, ...]:
         """The groups that can serve the model, READ first; none is empty."""
         name = self.group_model(model)
@@ -117,8 +121,6 @@ class Pool:
         walk = self._aggregated.get((name, role))
         if walk is None:
             members = self.candidates(name, role)
-            if not members and name in self._parents:
-                members = self.candidates(self._parents[name], role)
             if role is Role.DECODE:
                 members = [member for member in members if serves_plain(member)]
             walk = self._aggregated[name, role] = Walk(members)

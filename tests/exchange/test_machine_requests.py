@@ -14,12 +14,13 @@ from exchange_driver import (
     prefill,
     read_pair,
 )
+from exchange_events import REJECTED
 
 from sidecar.exchange.events import ClientLeft
 from sidecar.exchange.situation import Limits, Situation
 from sidecar.routing.instance import Role, TransferMode
 from sidecar.routing.model_card import ModelCard
-from sidecar.routing.slots import Demand, Placement
+from sidecar.routing.slots import Demand, NoPlacement, Placement
 from sidecar.wire.ext_proc import BodyReply, HeadersReply, RequestBody
 
 SEVERAL = Situation(
@@ -271,3 +272,26 @@ def test_an_answer_of_our_own_takes_nothing() -> None:
     """And gives nothing back."""
     driver = Driver(situation=READY).feed(headers("/health", method="GET", is_last=True))
     assert driver.budget.taken == 0
+
+
+# --- what an answer says
+
+
+def test_an_error_of_prefill_names_whom_was_asked() -> None:
+    """In READ decode was not; the metadata says the same, for the access log."""
+    driver = Driver(read_pair()).feed(headers(), BODY, REJECTED)
+    assert "x-pd-prefill" in driver.immediate.headers
+    assert "x-pd-decode" not in driver.immediate.headers
+    assert driver.immediate.metadata["prefill"] == driver.immediate.headers["x-pd-prefill"]
+    served = Driver(read_pair()).feed(headers(), BODY, PREFILL_OK).body_reply.metadata
+    assert {"prefill", "decode"} <= served.keys()
+
+
+def test_of_several_models_the_one_that_lacks_instances_is_named() -> None:
+    """Else the pool looks well: others have theirs."""
+    nobody = NoPlacement("no_decode_instance")
+    asked = RequestBody(b'{"model":"b","prompt":"x"}')
+    driver = Driver(nobody, situation=SEVERAL).feed(headers(), asked)
+    assert error(driver)["message"] == "No decode instance of b is ready."
+    driver = Driver(nobody).feed(headers(), asked)
+    assert error(driver)["message"] == "No decode instance is ready."

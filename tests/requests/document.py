@@ -25,13 +25,22 @@ SECTIONS: tuple[tuple[str, Iterable[Proof]], ...] = (
 
 HEAD = """# Requests
 
-What a client can send, how it is served, and the test that proves it. This page is made of the rows
-that the tests show; do not edit it, it is written by `python -m tests.requests.document`.
+What a client can send, how it is served, and the test (under `tests/`) that proves it. In short:
 
-*Through prefill and decode* is what this router is for. *Whole by one prefill instance* is what
-one KV transfer cannot carry: several answers or prompts, or something of the prompt's own pass; and
-what decode would refuse after prefill was spent. `placement.aggregated_role` gives it to decode
-instances where those do it right. What an engine refuses is refused in its words.
+| requests | are served |
+|---|---|
+| completions, chats, responses and messages, with all that they may carry | through prefill and \
+decode |
+| those that one KV transfer cannot carry (several answers or prompts, `echo`, beams, batches), or \
+that decode would refuse after prefill was spent | whole by one prefill instance \
+(`placement.aggregated_role`: by a decode instance where it does that right) |
+| tokens, embeddings, scores and their like | by one instance |
+| what an engine refuses | refused in its words |
+| what would be kept by one engine (`/v1/responses/{id}`, `store`, `background`) | refused by the \
+router |
+| what no client should send | refused by the router, and no engine hears of it |
+
+This page is written by `python -m tests.requests.document` from the rows that the tests show.
 
 ## Features
 
@@ -52,13 +61,14 @@ def document() -> str:
 
 def _feature(one: Feature) -> str:
     status = "" if one.status == 200 else f"; {one.status}"
-    proof = f"`test_features.py[… {one.test_id}]`"
-    return f"| `{one.path}` | {_cell(one.name)} | {one.served}{status} | {proof} |\n"
+    proof = f"`requests/test_features.py[… {one.test_id}]`"
+    other = f"; {one.in_the_other}" if one.in_the_other else ""
+    return f"| `{one.path}` | {_cell(one.name)} | {one.served}{status}{other} | {proof} |\n"
 
 
 def _section(title: str, rows: Iterable[Proof]) -> str:
     lines = "".join(
-        f"| {_cell(row.feature)} | {_cell(row.served)} | `{row.test.rpartition('/')[2]}` |\n"
+        f"| {_cell(row.feature)} | {_cell(row.served)} | `{row.test.removeprefix('tests/')}` |\n"
         for row in rows
     )
     return f"\n## {title}\n\n| feature | how it is served | proven by |\n|---|---|---|\n{lines}"

@@ -28,7 +28,7 @@ EDGE = [
     Proof("`Upgrade: websocket`", "403 `upgrade_refused` at once", _REFUSALS),
     Proof(
         "a preflight of a page that `edge.cors.allow_origins` names",
-        "200 with what the page may send; the answers can then be read by it",
+        "200 with what the page may send; it can read every answer but 404 and 405 of a wrong path",
         _CORS + "test_a_preflight_is_answered_by_envoy",
     ),
     Proof(

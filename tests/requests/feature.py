@@ -1,6 +1,6 @@
 """One thing that a request may ask for, and who must serve it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -34,7 +34,9 @@ class Feature:
     streams: bool = True
     """to be asked for streamed as well"""
     method: str = "POST"
-    modes: tuple[str, ...] = field(default=("READ", "WRITE"))
+    modes: tuple[str, ...] = ("READ", "WRITE")
+    in_the_other: str = ""
+    """how it is served in the mode that is not among them"""
 
     @property
     def test_id(self) -> str:

@@ -188,8 +188,9 @@ FEATURES = [
             "max_tokens": 9,
             "temperature": 0,
         },
-        # In WRITE decode was dispatched with it: docs/failures.md.
+        # In WRITE decode was dispatched with it.
         modes=("READ",),
+        in_the_other="in WRITE 502 `prefill_without_kv` ([failures.md](failures.md))",
         served=ALONE,
     ),
     # ---- What one KV transfer cannot carry

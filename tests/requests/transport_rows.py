@@ -9,7 +9,7 @@ _ALL = "on every path"
 TRANSPORT = [
     Proof(
         "a connection that is kept for more requests",
-        f"{_ALL}; a 400 closes it, and says so",
+        f"{_ALL}; a 400 of the router, or of a prefill leg, closes it and says so",
         _HTTP + "test_a_connection_is_kept_for_the_next_request",
     ),
     Proof(
