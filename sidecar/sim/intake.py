@@ -17,6 +17,8 @@ from sidecar.sim.model_request import read_json_object
 
 Asked = TypeVar("Asked")
 ErrorBody = Callable[[ApiError], bytes]
+Unpack = Callable[[web.Request, bytes], Awaitable[Mapping[str, Any]]]
+"""A body as fields by name; raises ApiError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +64,18 @@ class Intake:
             core.running -= 1
 
     async def admit(
-        self, request: web.Request, read: Callable[[Mapping[str, Any]], Asked]
+        self,
+        request: web.Request,
+        read: Callable[[Mapping[str, Any]], Asked],
+        unpack: Unpack | None = None,
     ) -> Admitted[Asked]:
-        """Read the body with `read`, which raises ApiError; suffer what comes before the model."""
+        """Read the body, JSON without `unpack`, with `read`, which raises ApiError; suffer what
+        comes before the model."""
         raw = await request.read()
-        body: dict[str, Any] = {}
+        body: Mapping[str, Any] = {}
         rank = 0
         try:
-            body = read_json_object(request.headers.get("Content-Type", ""), raw)
+            body = await (unpack or _unpack_json)(request, raw)
             self._core.check_alive()
             asked = read(body)
             rank = self._core.pick_rank(self._pinned_rank(request))
@@ -98,6 +104,10 @@ class Intake:
         return rank
 
 
+async def _unpack_json(request: web.Request, raw: bytes) -> Mapping[str, Any]:
+    return read_json_object(request.headers.get("Content-Type", ""), raw)
+
+
 async def _suffer(fault: Fault, request: web.Request) -> web.Response | None:
     """What a fault does before the model runs; an answer in place of the model's, if any."""
     match fault.kind:
@@ -112,7 +122,7 @@ async def _suffer(fault: Fault, request: web.Request) -> web.Response | None:
     return None
 
 
-def _leg_of_body(body: dict[str, Any]) -> Leg:
+def _leg_of_body(body: Mapping[str, Any]) -> Leg:
     kv = body.get("kv_transfer_params")
     if isinstance(kv, dict) and kv.get("do_remote_decode"):
         return "prefill"

@@ -11,6 +11,7 @@ from functools import partial
 
 from aiohttp import web
 
+from sidecar.sim.audio_routes import AudioRoutes
 from sidecar.sim.completion_routes import CompletionRoutes
 from sidecar.sim.control_routes import ControlRoutes
 from sidecar.sim.core import Core
@@ -113,6 +114,7 @@ class Life:
             [
                 *model.routes(),
                 *PoolingRoutes(core, intake).routes(),
+                *AudioRoutes(core, intake).routes(),
                 *ServiceRoutes(core, model.read).routes(),
                 *ControlRoutes(core, *sides, heartbeat, door).routes(),
                 *FaultRoutes(core, door, self.die).routes(),
