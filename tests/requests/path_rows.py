@@ -7,6 +7,7 @@ _ROUTES = "tests/edge/test_edge_routes.py::"
 _CORS = "tests/edge/test_edge_cors.py::"
 _DOORS = "tests/edge/test_edge_doors.py::"
 _FEATURES = "tests/requests/test_more.py::"
+_AUDIO = "tests/requests/test_audio.py::"
 
 PATHS = [
     Proof(
@@ -33,6 +34,47 @@ PATHS = [
         "a single-instance path whose body is no JSON, in a pool of several models",
         "400 `body_invalid`",
         _HERE + "test_what_is_no_json_cannot_be_placed_by_its_model",
+    ),
+    Proof(
+        "`/v1/audio/transcriptions`, `/v1/audio/translations`, whole and streamed",
+        "by one instance of the model that the form names, as OpenAI's client sends it",
+        _AUDIO + "test_openais_client_gets_the_transcript_of_its_model",
+    ),
+    Proof(
+        "a form of 5 MB: with its length, chunked, HTTP/2",
+        "to the byte, with its type",
+        _AUDIO + "test_a_form_of_5_mb_arrives_to_the_byte",
+    ),
+    Proof(
+        "several `model` in a form",
+        "the last counts, as for the engines; an empty one is none",
+        "tests/wire/test_form.py::test_the_last_model_counts",
+    ),
+    Proof(
+        "a form without `model`, in a pool of several",
+        "400 `model_missing` with their names",
+        _AUDIO + "test_a_form_must_name_its_model_where_there_are_several",
+    ),
+    Proof(
+        "`kv_transfer_params` and its like in a form or its `vllm_xargs`, however they are spelled "
+        "or hidden",
+        "400 `body_invalid`; other `vllm_xargs` reach the engine",
+        _AUDIO + "test_what_only_a_router_may_say_reaches_no_engine",
+    ),
+    Proof(
+        "a body of these paths that is not one form: JSON, no boundary or two, another charset",
+        "400 `body_invalid`",
+        _AUDIO + "test_a_type_that_is_not_that_of_one_form_is_refused",
+    ),
+    Proof(
+        "a form with a `Content-Encoding`",
+        "415 `body_encoding`",
+        _AUDIO + "test_a_compressed_form_is_refused",
+    ),
+    Proof(
+        "a form over the limit (`tuning.http.max_body_bytes`)",
+        "413 `body_too_large`",
+        _AUDIO + "test_a_form_over_the_limit_is_refused",
     ),
     Proof(
         "a model that nobody serves",

@@ -107,8 +107,8 @@ def test_a_request_without_a_model_is_refused_with_their_names(two: TwoModels) -
 
 
 def test_what_is_no_json_cannot_be_placed_by_its_model(two: TwoModels) -> None:
-    """A form names its model where only an engine looks."""
-    url = two.stack.url + "/v1/audio/transcriptions"
+    """No instance is guessed; a form is for the audio paths alone."""
+    url = two.stack.url + "/v1/embeddings"
     status, answer = http("POST", url, "not an object")
     assert (status, json.loads(answer)["error"]["code"]) == (400, "body_invalid")
 
