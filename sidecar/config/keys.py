@@ -160,8 +160,8 @@ class HttpTuning(Section, frozen=True, kw_only=True):
     max_body_bytes: int = 64 << 20
     """of a request; more is 413"""
     max_body_bytes_in_flight: int = 1 << 30
-    """Of all requests that are being uploaded or wait for prefill, shared evenly by the workers;
-    more is 429. A body of undeclared size counts as 1 MiB until it is there."""
+    """Of all requests that wait for prefill, shared evenly by the workers; more is 429. A body on
+    its way counts as 4 KiB at most until it is there (Envoy bounds those: envoy.max_heap_bytes)"""
 
 
 class UpstreamTuning(Section, frozen=True, kw_only=True):

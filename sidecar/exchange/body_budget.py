@@ -1,15 +1,18 @@
 """How many bytes of request bodies one worker holds at a time: a number with a limit.
 
-Knows no exchange. Who takes gives back once; what is taken is an estimate until the body is there.
+Knows no exchange. Who takes gives back once.
 """
 
 from typing import Protocol
 
-UNDECLARED_BYTES = 1 << 20
-"""for a body whose size nobody said, until it is there"""
+ON_THE_WAY_BYTES = 1 << 12
+"""For a body until it is there, at most. Not all that it declares: who declares much and sends
+nothing would keep everybody out at no cost. What it makes Envoy hold meanwhile, Envoy bounds."""
 
 
 class Budget(Protocol):
+    def has_room(self, size: int) -> bool: ...
+
     def take(self, size: int) -> bool:
         """False: there is no room, and nothing was taken."""
 
@@ -24,9 +27,12 @@ class BodyBudget:
     def __repr__(self) -> str:
         return f"BodyBudget({self.taken} of {self.limit} bytes)"
 
-    def take(self, size: int) -> bool:
+    def has_room(self, size: int) -> bool:
         # One body alone always has room, whatever its size: that limit is another one.
-        if self.taken and self.taken + size > self.limit:
+        return not self.taken or self.taken + size <= self.limit
+
+    def take(self, size: int) -> bool:
+        if not self.has_room(size):
             return False
         self.taken += size
         return True

@@ -2,7 +2,6 @@
 
 import msgspec
 
-from sidecar.exchange.body_budget import UNDECLARED_BYTES
 from sidecar.exchange.reasons import Reason
 from sidecar.exchange.situation import Limits, Situation
 from sidecar.wire import form, kv_transfer, openai
@@ -63,17 +62,12 @@ def refuse_body_headers(event: RequestHeaders, limits: Limits) -> Refusal | None
 
 
 def refuse_declared_size(event: RequestHeaders, limits: Limits) -> Refusal | None:
-    return _refuse_size(_content_length(event) or 0, limits)
+    return _refuse_size(declared_bytes(event) or 0, limits)
 
 
-def expected_bytes(event: RequestHeaders) -> int:
-    """The size of the body, as far as it is declared."""
-    declared = _content_length(event)
-    return UNDECLARED_BYTES if declared is None else declared
-
-
-def _content_length(event: RequestHeaders) -> int | None:
-    """None for what is no number: the body's own size is checked in any case."""
+def declared_bytes(event: RequestHeaders) -> int | None:
+    """The size of the body, by its `content-length`. None for what is no number: the body's own
+    size is checked in any case."""
     text = event.headers.get("content-length", "")
     return int(text) if text.isdecimal() and len(text) < 20 else None
 

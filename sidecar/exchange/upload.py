@@ -3,8 +3,8 @@
 Invariant: `release` gives back all that is taken, and may be called again.
 """
 
-from sidecar.exchange.body_budget import Budget
-from sidecar.exchange.intake import expected_bytes
+from sidecar.exchange.body_budget import ON_THE_WAY_BYTES, Budget
+from sidecar.exchange.intake import declared_bytes
 from sidecar.wire.ext_proc import RequestHeaders
 
 
@@ -14,20 +14,19 @@ class Upload:
         self._taken = 0
 
     def expect(self, event: RequestHeaders) -> bool:
-        """Take what the body is declared to have. False: there is no room."""
-        size = expected_bytes(event)
-        if not self._budget.take(size):
+        """Take what a body on its way counts. False: there is no room for what it declares."""
+        declared = declared_bytes(event)
+        size = ON_THE_WAY_BYTES if declared is None else declared
+        if not self._budget.has_room(size):
             return False
-        self._taken = size
-        return True
+        self._taken = min(size, ON_THE_WAY_BYTES)
+        return self._budget.take(self._taken)
 
     def arrived(self, size: int) -> bool:
-        """Take what it really has. False: there is no room for the rest."""
-        more = size - self._taken
-        if more > 0 and not self._budget.take(more):
+        """Take what it really has. False: there is no room, and nothing is taken."""
+        self.release()
+        if not self._budget.take(size):
             return False
-        if more < 0:
-            self._budget.give_back(-more)
         self._taken = size
         return True
 

@@ -234,30 +234,42 @@ def test_a_kept_response_is_asked_of_nobody(method: str) -> None:
 
 
 def test_a_body_takes_of_the_budget_until_its_exchange_ends() -> None:
-    """First what was declared, then what it has; nothing is left."""
-    driver = Driver(read_pair()).feed(headers(content_length="5000"))
-    assert driver.budget.taken == 5000
+    """First what is declared, then what it has; nothing is left."""
+    driver = Driver(read_pair()).feed(headers(content_length="500"))
+    assert driver.budget.taken == 500
     driver.feed(BODY)
     assert driver.budget.taken == len(BODY.body)
     driver.feed(PREFILL_OK)
     assert driver.budget.taken == 0
 
 
-def test_without_a_declared_size_a_body_counts_as_a_mebibyte() -> None:
-    """Until it is there, or its client has left."""
-    driver = Driver().feed(headers())
-    assert driver.budget.taken == 1 << 20
+@pytest.mark.parametrize("declared", [{}, {"content_length": "900000"}])
+def test_a_body_on_its_way_counts_little(declared: dict[str, str]) -> None:
+    """Whatever it declares, until it is there or its client has left: to declare costs nothing."""
+    driver = Driver().feed(headers(**declared))
+    assert driver.budget.taken == 1 << 12
     driver.feed(ClientLeft())
     assert driver.budget.taken == 0
 
 
-def test_where_there_is_no_room_a_body_is_refused_before_a_byte_of_it() -> None:
-    """429 that says when to come again; one alone always has room."""
-    driver = Driver(others_bytes=1).feed(headers())
+@pytest.mark.parametrize(
+    ("declared", "others"), [({}, (1 << 20) - 4_000), ({"content_length": "900000"}, 200_000)]
+)
+def test_where_there_is_no_room_a_body_is_refused_before_a_byte_of_it(
+    declared: dict[str, str], others: int
+) -> None:
+    """429 that says when to come again."""
+    driver = Driver(others_bytes=others).feed(headers(**declared))
     assert (driver.immediate.status, driver.reason) == (429, "too_many_body_bytes")
     assert driver.immediate.headers["retry-after"] == "1"
-    assert driver.budget.taken == 1
+    assert driver.budget.taken == others
     assert driver.refused.reason == "too_many_body_bytes"
+
+
+def test_one_body_alone_has_room_whatever_its_size() -> None:
+    """Its own limit is another one."""
+    large = RequestBody(b'{"model":"m","prompt":"%b"}' % (b"x" * (2 << 20)))
+    assert Driver(read_pair()).feed(headers(), large).legs
 
 
 def test_a_body_that_grew_over_the_room_is_refused() -> None:

@@ -100,9 +100,14 @@ HOSTILE = [
         _UPLOADS + "test_thousands_of_half_open_uploads_cost_little_and_starve_nobody",
     ),
     Proof(
-        "more bytes of bodies than `tuning.http.max_body_bytes_in_flight`",
-        "429 `too_many_body_bytes` with `retry-after`",
-        _UPLOADS + "test_uploads_of_unknown_length_are_few_at_a_time",
+        "more bytes of prompts that wait for prefill than `tuning.http.max_body_bytes_in_flight`",
+        "429 `too_many_body_bytes` with `retry-after`, before a byte of the body",
+        _UPLOADS + "test_prompts_that_wait_for_prefill_take_a_bounded_room",
+    ),
+    Proof(
+        "uploads that declare much, or nothing, and send nothing",
+        "they take no room from others",
+        _UPLOADS + "test_who_declares_much_and_sends_nothing_keeps_nobody_out",
     ),
     Proof(
         "more bytes of half-sent uploads than Envoy's memory (`envoy.max_heap_bytes`), HTTP/1.1",

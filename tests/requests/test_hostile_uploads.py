@@ -12,6 +12,7 @@ import pytest
 
 from tests.e2e.stack import until
 from tests.requests.raw_http import request
+from tests.requests.scripted_engine import Got, Wire, hand_over
 from tests.requests.transport_h2 import H2Client
 from tests.requests.transport_stack import (
     BODY_LIMIT,
@@ -29,8 +30,9 @@ HALF_OPEN = 5000
 MOST_KIB_EACH = 150
 """Of Envoy and the worker together: a connection with its request, an ext_proc stream on both
 sides, an exchange. Seen: 88."""
-IN_FLIGHT = 8
-"""MiB of bodies; one of unknown length counts as one"""
+IN_FLIGHT = 8 << 20
+"""bytes of bodies"""
+LARGE = prompt(user="x" * (BODY_LIMIT - len(prompt(user=""))))
 
 
 def test_a_half_sent_upload_is_refused_in_time(wired: Wired) -> None:
@@ -76,7 +78,7 @@ def test_a_slow_upload_within_the_limit_is_served(wired: Wired) -> None:
 @pytest.fixture(scope="module")
 def patient() -> Iterator[Wired]:
     """Waits for uploads for longer than the test takes."""
-    http = {"max_body_bytes": BODY_LIMIT, "max_body_bytes_in_flight": IN_FLIGHT << 20}
+    http = {"max_body_bytes": BODY_LIMIT, "max_body_bytes_in_flight": IN_FLIGHT}
     made = Wired(request={"upload_timeout_s": 60}, tuning={"http": http})
     yield made
     made.close()
@@ -104,25 +106,59 @@ def test_thousands_of_half_open_uploads_cost_little_and_starve_nobody(patient: W
     patient.assert_serves()
 
 
-def test_uploads_of_unknown_length_are_few_at_a_time(patient: Wired) -> None:
-    """429 with retry-after for who comes when tuning.http.max_body_bytes_in_flight is taken, and
-    service again as soon as one has left."""
+def test_prompts_that_wait_for_prefill_take_a_bounded_room(patient: Wired) -> None:
+    """429 with retry-after for who declares more than is left of
+    tuning.http.max_body_bytes_in_flight, before a byte of it is read, and service again as soon as
+    one has left. What is small, or is not held here, is served meanwhile."""
     patient.reset()
-    chunked = request("POST /v1/completions", JSON, "Transfer-Encoding: chunked")
-    with ExitStack() as stack:
-        open_ones = [stack.enter_context(patient.client()) for _ in range(IN_FLIGHT)]
-        for client in open_ones:
-            client.send(chunked + b"1\r\n{\r\n")
-        until(lambda: patient.post("pd").status == 429, "all room is taken")
-        refused = patient.post("pd")
-        assert refused.refusal == (429, "too_many_body_bytes")
-        assert refused.get("retry-after") == "1"
-        assert patient.post("single").status == 200, "its body is not held by the router's worker"
-        patient.reset()
-        open_ones[0].wire.close()
-        until(lambda: patient.post("pd").status == 200, "one has left")
+    may_answer = threading.Event()
+
+    def waits(wire: Wire, got: Got) -> None:
+        assert may_answer.wait(30)
+        hand_over(wire, got)
+
+    patient.prefill.leg = waits
+    large = request("POST /v1/completions", JSON, body=LARGE)
+    head = large[: large.index(b"\r\n\r\n") + 4]
+    try:
+        with ExitStack() as stack:
+            waiting = [
+                stack.enter_context(patient.client()) for _ in range(IN_FLIGHT // BODY_LIMIT)
+            ]
+            for client in waiting:
+                client.send(large)
+            until(lambda: len(patient.prefill.got) == len(waiting), "all wait for prefill")
+            refused = patient.ask(head)
+            assert refused.refusal == (429, "too_many_body_bytes")
+            assert refused.get("retry-after") == "1"
+            assert patient.post("single").status == 200
+            waiting[0].wire.close()
+            until(lambda: len(patient.stack.exchanges()) < len(waiting), "one has left")
+            client = stack.enter_context(patient.client())
+            client.send(large)
+            may_answer.set()
+            assert client.answer().status == 200
+    finally:
+        may_answer.set()
     until(lambda: patient.stack.exchanges() == [], "no exchange is open")
     patient.assert_serves()
+
+
+def test_who_declares_much_and_sends_nothing_keeps_nobody_out(patient: Wired) -> None:
+    """However many there are: what they declare is not what they hold."""
+    patient.reset()
+    starts = (f"Content-Length: {BODY_LIMIT}", "Transfer-Encoding: chunked")
+    with ExitStack() as stack:
+        for i in range(4 * IN_FLIGHT // BODY_LIMIT):
+            client = stack.enter_context(patient.client())
+            client.send(request("POST /v1/completions", JSON, starts[i % 2], length=False))
+        active = "http.edge.downstream_rq_active"
+        until(
+            lambda: patient.stack.envoy_stat(active) >= 4 * IN_FLIGHT // BODY_LIMIT, "all are here"
+        )
+        patient.assert_serves()
+        assert patient.post("pd", body=LARGE).status == 200
+    until(lambda: patient.stack.exchanges() == [], "no exchange is open")
 
 
 def _resident_kib(pid: int) -> int:
