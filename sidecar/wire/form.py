@@ -190,19 +190,17 @@ class _Multipart:
         self._value = b""
 
     def _read_disposition(self, header: bytes) -> tuple[str, bool]:
-        """The name, and whether it is a file. Both the parser's, if there is no other reading."""
+        """The name, and whether it is a file: as the parser has it, if its parameters are those of
+        the header's grammar, which ends a quoted text elsewhere after some backslashes."""
         match = _DISPOSITION.fullmatch(header.decode("latin-1"))
         parameters = _parameters(match[1]) if match else []
         ours = dict(parameters)
         _, options = parse_options_header(header)
-        seen = {name.encode("latin-1") for name in ours if "*" not in name}
-        name = ours.get("name", "\\").encode("latin-1")
         is_plain = (
-            not _repeats(parameters)
-            and seen == options.keys()
-            and b"\\" not in name
-            and options.get(b"name") == name.strip(b'"')
+            "\\" not in ours.get("name", "\\")
+            and not _repeats(parameters)
             and not any(name.startswith("name*") for name in ours)
+            and {name.encode("latin-1") for name in ours if "*" not in name} == options.keys()
         )
         if not is_plain:
             raise BodyError("a part of the form has no plain name in its Content-Disposition")

@@ -193,6 +193,9 @@ HIDDEN = {
         "quotes that do not end": multipart(
             (b'form-data; filename="a\\\\"; name="a"; b="; name="vllm_xargs"', FORGED)
         ),
+        "a file or not": multipart(
+            (b'form-data; a="\\\\"; filename="\\\\"; name="vllm_xargs"', FORGED)
+        ),
         "another disposition": multipart((b'attachment; name="vllm_xargs"', FORGED)),
         "no disposition": multipart((b'name="vllm_xargs"', FORGED)),
         "a NUL": multipart((XARGS + b"\0", FORGED)),
