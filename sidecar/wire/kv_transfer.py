@@ -176,7 +176,8 @@ def without_forbidden(fields: Fields) -> Fields:
     """The client's fields without those that only a router may set.
 
     Raises BodyError if they are hidden in `vllm_xargs`: engines take those for sampling parameters,
-    where KV parameters lie too, and one of another type ends the engine.
+    where KV parameters lie too; one of another type is a 500 (seen on 0.32), for which a healthy
+    engine would be ejected.
     """
     try:
         hidden = split(bytes(fields["vllm_xargs"])) if "vllm_xargs" in fields else {}
