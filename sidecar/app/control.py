@@ -5,10 +5,8 @@ import logging
 import signal
 from collections.abc import Mapping
 from time import monotonic, time
-from typing import Any
 
 import grpc.aio
-import msgspec
 from prometheus_client import CollectorRegistry
 
 from sidecar import __version__
@@ -31,6 +29,7 @@ from sidecar.edge.worker_link import LinkServer
 from sidecar.errors import StartError
 from sidecar.exchange.ledger import Ledger
 from sidecar.exchange.records import FromWorker, Hello
+from sidecar.routing.instance_reply import InstanceReply
 from sidecar.routing.registry import Registry
 from sidecar.telemetry.metrics import Metrics
 from sidecar.wire.access_log import Attempt, Entry
@@ -132,7 +131,9 @@ class Control:
     async def _start(self, prober: Prober) -> None:
         """Take the ports first, then serve; engines are heard last, when all else is there."""
         self._listener.bind()
-        self._fan_out = FanOut(settings.api_key(self._config))
+        self._fan_out = FanOut(
+            settings.api_key(self._config), self._config.tuning.upstream.connect_timeout_s
+        )
         await self._admin.listen(
             observe=self._config.observe.listen, admin=self._config.admin.listen
         )
@@ -276,20 +277,16 @@ class Control:
             config=lambda: self._config,
             drain=self.drain,
             tell_all=self._tell_all,
+            shows_addresses=self._config.telemetry.show_addresses,
             envoy_admin=self._config.envoy.admin_listen,
         )
 
     async def _tell_all(
         self, path: str, body: bytes, headers: Mapping[str, str]
-    ) -> list[dict[str, Any]]:
+    ) -> list[InstanceReply]:
         assert self._fan_out is not None, "made before the admin server listens"
         instances = [(m.name, m.instance) for m in self.keeper.present()]
-        said = await self._fan_out.post(path, instances, body, headers)
-        replies = [{**msgspec.structs.asdict(one), "is_good": one.is_good} for one in said]
-        if not self._config.telemetry.show_addresses:  # the edge may ask too
-            for reply in replies:
-                del reply["address"]
-        return replies
+        return await self._fan_out.post(path, instances, body, headers)
 
     def _status(self) -> dict[str, object]:
         """The whole for `pd-sidecar status`, in one answer so that its parts agree."""

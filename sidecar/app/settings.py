@@ -80,8 +80,10 @@ def host_port(listen: str) -> tuple[str, int]:
 
 
 def body_budget_bytes(config: Config) -> int:
-    """Of one worker: Envoy spreads requests over them evenly."""
-    return config.tuning.http.max_body_bytes_in_flight // workers_of(config)
+    """Of one worker: Envoy spreads requests over them evenly. Never less than one body may have, or
+    a large one was served only while there is no other."""
+    http = config.tuning.http
+    return max(http.max_body_bytes, http.max_body_bytes_in_flight // workers_of(config))
 
 
 def limits(config: Config) -> Limits:

@@ -48,7 +48,7 @@ class Observe(Section, frozen=True, kw_only=True):
 
 class Admin(Section, frozen=True, kw_only=True):
     listen: str = "127.0.0.1:9900"
-    """/instances, /exchanges, /config, /drain"""
+    """/instances, /exchanges, /config, /drain, /start_profile, /stop_profile"""
 
 
 class Envoy(Section, frozen=True, kw_only=True):

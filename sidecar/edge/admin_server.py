@@ -14,6 +14,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from sidecar.errors import StartError
+from sidecar.routing.instance_reply import InstanceReply
 
 ENVOY_TIMEOUT_S = 5.0
 PROFILE_PATHS = ("/start_profile", "/stop_profile")
@@ -32,8 +33,10 @@ class Readings:
     status: Callable[[], dict[str, object]]
     config: Callable[[], object]
     drain: Callable[[], None]
-    tell_all: Callable[[str, bytes, Mapping[str, str]], Awaitable[list[dict[str, Any]]]]
-    """POST (path, body, headers) to every instance: what each said, and whether it `is_good`"""
+    tell_all: Callable[[str, bytes, Mapping[str, str]], Awaitable[list[InstanceReply]]]
+    """POST (path, body, headers) to every instance, and what each said"""
+    shows_addresses: bool
+    """to whoever may start a profile"""
     envoy_admin: str
     """`ip:port`"""
 
@@ -113,16 +116,19 @@ class AdminServer:
     async def _profile(self, request: web.Request) -> web.Response:
         """200 only if every instance said so; each one's own words in any case."""
         said = await self._readings.tell_all(request.path, await request.read(), request.headers)
-        answer: dict[str, object] = {"instances": said}
-        bad = [one["instance"] for one in said if not one.pop("is_good")]
+        shown = [one.shown(with_address=self._readings.shows_addresses) for one in said]
+        answer: dict[str, object] = {"instances": shown}
+        headers = {"content-type": "application/json"}
+        bad = [one.instance for one in said if not one.is_good]
         if bad or not said:
             message = f"Not done by {', '.join(bad)}." if bad else "There is no instance."
             kind, code = "bad_gateway", "profile_failed"
             answer["error"] = {"message": message, "type": kind, "param": None, "code": code}
+            headers["x-pd-error"] = code
         return web.Response(
             status=502 if "error" in answer else 200,
             body=msgspec.json.format(msgspec.json.encode(answer), indent=2) + b"\n",
-            content_type="application/json",
+            headers=headers,
         )
 
     async def drain_envoy(self) -> bool:

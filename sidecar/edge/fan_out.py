@@ -7,9 +7,9 @@ import asyncio
 from collections.abc import Iterable, Mapping
 
 import aiohttp
-import msgspec
 
 from sidecar.routing.instance import Instance
+from sidecar.routing.instance_reply import InstanceReply
 
 TIMEOUT_S = 600.0
 """for one instance's answer: to end a profile an engine writes its whole trace"""
@@ -17,28 +17,15 @@ MAX_ANSWER_BYTES = 65536
 """shown of an answer"""
 
 
-class Said(msgspec.Struct, frozen=True, kw_only=True):
-    """What one instance answered."""
-
-    instance: str
-    """its short name"""
-    address: str
-    role: str
-    status: int | None
-    """None: it gave no answer, and `body` says why"""
-    body: str
-
-    @property
-    def is_good(self) -> bool:
-        return self.status is not None and 200 <= self.status < 300
-
-
 class FanOut:
-    def __init__(self, api_key: str | None, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self, api_key: str | None, connect_timeout_s: float, timeout_s: float = TIMEOUT_S
+    ) -> None:
         """`api_key` takes the place of the client's Authorization."""
         self._api_key = api_key
         self._session = aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=5.0),
+            connector=aiohttp.TCPConnector(limit=0),  # all of them at once, however many
+            timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=connect_timeout_s),
             cookie_jar=aiohttp.DummyCookieJar(),
         )
 
@@ -48,7 +35,7 @@ class FanOut:
         instances: Iterable[tuple[str, Instance]],
         body: bytes,
         headers: Mapping[str, str],
-    ) -> list[Said]:
+    ) -> list[InstanceReply]:
         """POST to all of them, given as (short name, instance); the answers in the same order."""
         passed = {k: headers[k] for k in ("Content-Type", "Authorization") if k in headers}
         if self._api_key is not None:
@@ -58,20 +45,30 @@ class FanOut:
 
     async def _ask(
         self, path: str, name: str, instance: Instance, body: bytes, headers: dict[str, str]
-    ) -> Said:
+    ) -> InstanceReply:
         url = instance.base_url.removesuffix("/v1") + path
         status, text = None, ""
         try:
             async with self._session.post(url, data=body or None, headers=headers) as answer:
-                text = (await answer.content.read(MAX_ANSWER_BYTES)).decode("utf-8", "replace")
+                text = (await _start_of(answer)).decode("utf-8", "replace")
                 status = answer.status
         except TimeoutError:
             text = "no answer in time"
         except (aiohttp.ClientError, OSError) as error:
             text = str(error) or type(error).__name__
-        return Said(
+        return InstanceReply(
             instance=name, address=instance.address, role=instance.role, status=status, body=text
         )
 
     async def close(self) -> None:
         await self._session.close()
+
+
+async def _start_of(answer: aiohttp.ClientResponse) -> bytes:
+    """All of its body that is shown."""
+    start = bytearray()
+    async for piece in answer.content.iter_any():
+        start += piece
+        if len(start) >= MAX_ANSWER_BYTES:
+            break
+    return bytes(start[:MAX_ANSWER_BYTES])

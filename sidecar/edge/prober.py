@@ -250,9 +250,9 @@ class _Watch:
             self._is_good = self._was_ok
             self._prober.count_doubtful(-1 if self._is_good else 1)
         if self._was_ok:
-            if is_back or self._known is None or self._good % DESCRIBE_EVERY == 0:
-                is_due = self._good > 0 and self._good % ASK_AGAIN_EVERY == 0
-                await self._describe(is_back or is_due)
+            asks_all = is_back or (self._good > 0 and self._good % ASK_AGAIN_EVERY == 0)
+            if asks_all or self._known is None or self._good % DESCRIBE_EVERY == 0:
+                await self._describe(asks_all)
             self._good += 1
         self._prober.on_probe(self._address, self.generation, outcome)
 

@@ -6,12 +6,12 @@ back all that the budget gave.
 
 import msgspec
 
+from sidecar.exchange.asked import Asked
 from sidecar.exchange.body_budget import Budget
 from sidecar.exchange.demands import demand_of, single_demand
 from sidecar.exchange.intake import (
     Refusal,
     Request,
-    read_form_model,
     read_model,
     read_request,
     refuse_body_headers,
@@ -25,7 +25,7 @@ from sidecar.exchange.upload import Upload
 from sidecar.routing.instance import Role
 from sidecar.routing.slots import Demand
 from sidecar.wire.ext_proc import ImmediateReply, RequestHeaders
-from sidecar.wire.paths import Api, api_of, own_of, takes_form
+from sidecar.wire.paths import api_of, own_of, takes_form
 
 _LACKED = {
     Reason.NO_PREFILL_INSTANCE: Role.PREFILL,
@@ -45,8 +45,7 @@ class Arrival:
     def __init__(
         self, exchange_id: str, situation: Situation, limits: Limits, budget: Budget
     ) -> None:
-        self.api: Api | None = None
-        """None: a single-instance path, or one of our own"""
+        self.asked = Asked(api=None)
         self.headers: dict[str, str] = {}
         self.request: Request | None = None
         """once it is read; None for good on a single-instance path"""
@@ -64,14 +63,15 @@ class Arrival:
     def on_headers(self, event: RequestHeaders, echo: dict[str, str]) -> Verdict:
         """`echo`: headers that an answer of ours carries."""
         self.headers = event.headers
-        self.api = api_of(event.path) if event.method == "POST" else None
+        api = api_of(event.path) if event.method == "POST" else None
+        self.asked = Asked(api=api)
         own = own_of(event.path)
         if own is not None:
             return own_answer(own, self._situation, echo) or Refusal(Reason.STORED_RESPONSE)
-        refused = refuse_headers(event, self.api, self._situation, self._limits)
+        refused = refuse_headers(event, api, self._situation, self._limits)
         if refused is not None:
             return refused
-        if self.api is None:
+        if api is None:
             refused = refuse_declared_size(event, self._limits)
             if refused is not None:
                 return refused
@@ -88,29 +88,32 @@ class Arrival:
     def on_body(self, body: bytes) -> Verdict:
         if not self._upload.arrived(len(body)):
             return Refusal(Reason.TOO_MANY_BODY_BYTES)
-        if self.api is None:
-            model = self._read_model(body)
+        api = self.asked.api
+        if api is None:
+            model = read_model(self.path, self.headers, body, self._situation, self._limits)
             if isinstance(model, Refusal):
                 return model
             self.is_placed_by_body = True
+            label = self._situation.model_label(model)
+            self.asked = Asked(api=None, model_label=label, body_bytes=len(body))
             return single_demand(self.path, model, self._limits)
         request = read_request(
-            self._exchange_id, self.api, self.headers, body, self._situation, self._limits
+            self._exchange_id, api, self.headers, body, self._situation, self._limits
         )
         if isinstance(request, Refusal):
             return request
         self.request = request
+        self.asked = Asked(
+            api=request.api,
+            model_label=request.model_label,
+            is_streaming=request.is_streaming,
+            body_bytes=request.body_bytes,
+        )
         return demand_of(request, self._limits, frozenset())
-
-    def _read_model(self, body: bytes) -> str | Refusal:
-        """Of a single-instance path."""
-        if takes_form(self.path):
-            return read_form_model(self.headers, body, self._situation, self._limits)
-        return read_model(body, self._situation, self._limits)
 
     def lack(self, reason: Reason) -> str:
         """What is said when nothing can be placed: of several models, of which."""
-        model = self.request.model_label if self.request is not None else ""
+        model = self.asked.model
         role = _LACKED.get(reason)
         if role is None or not model or self._situation.default_model is not None:
             return ""

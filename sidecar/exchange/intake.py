@@ -1,13 +1,19 @@
 """What of a request can be judged before anything is placed: headers, then body. Pure functions."""
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import msgspec
 
 from sidecar.exchange.reasons import Reason
 from sidecar.exchange.situation import Limits, Situation
-from sidecar.wire import form, kv_transfer, openai
+from sidecar.wire import form, openai
 from sidecar.wire.ext_proc import RequestHeaders
-from sidecar.wire.paths import Api
+from sidecar.wire.forbidden import without_forbidden
+from sidecar.wire.paths import Api, takes_form
 from sidecar.wire.transferable import can_transfer
+
+T = TypeVar("T")
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -81,13 +87,9 @@ def read_request(
     limits: Limits,
 ) -> Request | Refusal:
     """The parsed request, without the fields that only a router may set."""
-    too_large = _refuse_size(len(body), limits)
-    if too_large is not None:
-        return too_large
-    try:
-        fields = kv_transfer.without_forbidden(openai.split(body))
-    except openai.BodyError as error:
-        return Refusal(Reason.BODY_INVALID, str(error))
+    fields = _parsed(body, limits, lambda: without_forbidden(openai.split(body)))
+    if isinstance(fields, Refusal):
+        return fields
     model = openai.text(fields, "model") or ""
     refused = _refuse_model(model, situation) or _refuse_storing(fields, api)
     if refused is not None:
@@ -105,30 +107,33 @@ def read_request(
     )
 
 
-def read_model(body: bytes, situation: Situation, limits: Limits) -> str | Refusal:
-    """The model that a single-instance path's body names; empty: none, and there is but one."""
-    too_large = _refuse_size(len(body), limits)
-    if too_large is not None:
-        return too_large
-    try:
-        model = openai.text(openai.split(body), "model") or ""
-    except openai.BodyError as error:
-        return Refusal(Reason.BODY_INVALID, str(error))
-    return _refuse_model(model, situation) or model
-
-
-def read_form_model(
-    headers: dict[str, str], body: bytes, situation: Situation, limits: Limits
+def read_model(
+    path: str, headers: dict[str, str], body: bytes, situation: Situation, limits: Limits
 ) -> str | Refusal:
-    """The same of a body that is a form, and has no fields that only a router may set."""
+    """The model that a single-instance path's body names; empty: none, and there is but one.
+
+    A form has no fields that only a router may set."""
+    kind = headers.get("content-type", "")
+
+    def named() -> str:
+        if takes_form(path):
+            return form.model_of(kind, body)
+        return openai.text(openai.split(body), "model") or ""
+
+    model = _parsed(body, limits, named)
+    if isinstance(model, Refusal):
+        return model
+    return _refuse_model(model, situation) or model
+
+
+def _parsed(body: bytes, limits: Limits, parse: Callable[[], T]) -> T | Refusal:
     too_large = _refuse_size(len(body), limits)
     if too_large is not None:
         return too_large
     try:
-        model = form.model_of(headers.get("content-type", ""), body)
+        return parse()
     except openai.BodyError as error:
         return Refusal(Reason.BODY_INVALID, str(error))
-    return _refuse_model(model, situation) or model
 
 
 def _refuse_model(model: str, situation: Situation) -> Refusal | None:

@@ -3,7 +3,7 @@ r"""One exchange as a state machine: an event in, effects out; no I/O, no clock,
     HEADERS --refused, own answer, single-instance path--------------------------> DONE
        |
      BODY --refused--------------------------------------------------------------> DONE
-       |    (of a single-instance path only where the pool serves several models)
+       |    (of a single-instance path only where the pool serves several models, and of a form)
        |
     PLACING --nothing placeable, aggregated--------------------------------------> DONE
        |  \
@@ -22,9 +22,10 @@ From every phase ClientLeft and Broke lead to DONE; in WRITE, while prefill runs
 
     PREFILL_ALONE (decode's blocks wait for prefill's push) --prefill known-------> DONE
 
-Invariants: what `Placed` took is given back by exactly one `Replied` (with one `PrefillEnded` for
-each prefill leg); what decode waits for by one `EndTransfer` or `FailTransfer`; one reply a phase;
-nothing after DONE. An event that the table does not name is an error, never a silent pass.
+Invariants: what the body took of the budget is given back with the last reply; what `Placed` took
+is given back by exactly one `Replied` (with one `PrefillEnded` for each prefill leg); what decode
+waits for by one `EndTransfer` or `FailTransfer`; one reply a phase; nothing after DONE. An event
+that the table does not name is an error, never a silent pass.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,7 +45,7 @@ from sidecar.exchange.intake import Refusal, Request
 from sidecar.exchange.phase import CLIENT_PHASE, IllegalEvent, Phase
 from sidecar.exchange.prefill_leg import Ended, PrefillLeg, fault_of
 from sidecar.exchange.reasons import Reason
-from sidecar.exchange.receipt import client_id, refused_record
+from sidecar.exchange.receipt import client_id, refused_record, with_route
 from sidecar.exchange.records import Placed
 from sidecar.exchange.situation import Limits, Situation
 from sidecar.routing.instance import Role, TransferMode
@@ -75,9 +76,10 @@ class Exchange:
         self.phase = Phase.HEADERS
         self._limits = limits
         self._arrival = Arrival(exchange_id, situation, limits, budget)
-        self._holding = Holding(worker, limits)
+        self._holding = Holding(worker)
         self._answers = Answers(exchange_id)
         self._placement: Placement | None = None
+        self._spare: Target | None = None
         self._pair: kv_transfer.Pair | None = None
         self._prefill = PrefillLeg(exchange_id)
 
@@ -124,7 +126,7 @@ class Exchange:
             metadata=self._answers.metadata,
             # Only a WRITE placement uses them; whether it will be one is not known yet, and asking
             # costs nothing where the stream ends with the body reply.
-            wants_response_headers=self._arrival.api is not None,
+            wants_response_headers=self._arrival.asked.api is not None,
         )
         return [Send(reply)]
 
@@ -162,7 +164,9 @@ class Exchange:
         deadline = self._prefill.deadline
         start = legs.prefill_leg(request, event, self._pair, self._limits, deadline, now)
         self._prefill.begin(start.transfer.transfer_id if start.transfer else None)
-        taken = self._holding.take_pair(self._answers, request, event, self._pair.transfer_id)
+        taken = self._holding.take_pair(
+            self._answers, self._arrival.asked, event, self._pair.transfer_id
+        )
         effects: list[Effect] = [taken, start]
         if event.mode is TransferMode.READ:
             self._show_route(event.prefill, None)  # decode has not been asked
@@ -176,10 +180,10 @@ class Exchange:
         return [*effects, Send(reply)]
 
     def _show_route(self, prefill: Target | None, decode: Target | None) -> None:
-        self._answers = self._holding.shown(self._answers, prefill, decode)
+        self._answers = with_route(self._answers, self._limits, prefill, decode)
 
     def _take_one(self, target: Target) -> Note:
-        taken = self._holding.take_one(self._answers, self._arrival.api, self._request, target)
+        taken = self._holding.take_one(self._answers, self._arrival.asked, target)
         is_prefill = target.member.instance.role is Role.PREFILL
         self._show_route(target if is_prefill else None, None if is_prefill else target)
         return taken
@@ -255,7 +259,7 @@ class Exchange:
             )
             effects = [self._holding.move(event.decode)]
         self._show_route(event.prefill, event.decode)
-        self._holding.spare = event.spare
+        self._spare = event.spare
         reply = legs.decode_leg(
             self._request,
             event,
@@ -310,7 +314,7 @@ class Exchange:
         effects = [*after, Send(self._answers.refusal(reason, detail, param))]
         if self._holding.is_open:
             return self._finish(effects, reason)
-        record = refused_record(self.exchange_id, self._arrival.api, self._request, reason)
+        record = refused_record(self.exchange_id, self._arrival.asked, reason)
         return self._finish([*effects, Note(record)])
 
     def _broken_off(self, event: ClientLeft | Broke) -> list[Effect]:
@@ -351,6 +355,7 @@ class Exchange:
             is_handed_over=is_handed_over,
             client_phase=client_phase,
             is_prefill_running=runs_on,
+            spare=self._spare,
         )
         return [*effects, *given_back]
 

@@ -89,7 +89,7 @@ TABLE: dict[Reason, Row] = {
     Reason.NO_DECODE_INSTANCE: Row(503, _REFUSED, _UNAVAILABLE, "No decode instance is ready."),
     Reason.DRAINING: Row(503, _REFUSED, _UNAVAILABLE, "This router is shutting down."),
     Reason.BODY_MISSING: Row(400, _CLIENT, _INVALID, "This path needs a JSON body."),
-    Reason.BODY_INVALID: Row(400, _CLIENT, _INVALID, "The body is not a JSON object."),
+    Reason.BODY_INVALID: Row(400, _CLIENT, _INVALID, "The body is not what this path takes."),
     Reason.BODY_TOO_LARGE: Row(413, _CLIENT, _INVALID, "The body is larger than the limit."),
     Reason.BODY_ENCODING: Row(
         415, _CLIENT, _INVALID,
@@ -103,7 +103,7 @@ TABLE: dict[Reason, Row] = {
     ),
     Reason.TOO_MANY_BODY_BYTES: Row(
         429, _REFUSED, "rate_limit_error",
-        "Too many bytes of request bodies are on their way (tuning.http.max_body_bytes_in_flight).",
+        "Too many bytes of prompts wait for prefill (tuning.http.max_body_bytes_in_flight).",
     ),
     Reason.PREFILL_REFUSED: Row(502, _PREFILL, _GATEWAY, "The prefill instance refused."),
     Reason.PREFILL_UNREACHABLE: Row(

@@ -1,18 +1,18 @@
 """What an exchange leaves behind: records for the control process, the route receipt for the
 client, the trail for the access log."""
 
+import msgspec
+
 from sidecar.exchange.answers import Answers
-from sidecar.exchange.intake import Request
+from sidecar.exchange.asked import Asked
 from sidecar.exchange.reasons import Reason
 from sidecar.exchange.records import Placed, Refused
+from sidecar.exchange.situation import Limits
 from sidecar.routing.instance import TransferMode
 from sidecar.routing.slots import Target
 from sidecar.wire.access_log import Trail, encode_trail
-from sidecar.wire.paths import Api
 
 _CLIENT_ID_MAX = 128
-_MODEL_MAX = 128
-"""characters of a model's name that are kept: a client may write anything there"""
 
 
 def client_id(value: str) -> str:
@@ -21,10 +21,17 @@ def client_id(value: str) -> str:
     return value if is_fine else ""
 
 
-def receipt(prefill: Target | None, decode: Target | None, shows_addresses: bool) -> dict[str, str]:
-    """`prefill` and `decode` metadata, `name#rank`: the routes make response headers of them."""
+def with_route(
+    answers: Answers, limits: Limits, prefill: Target | None, decode: Target | None
+) -> Answers:
+    """The answers with the route receipt, `name#rank` of those that were asked, if it may be shown:
+    routes make response headers of the metadata."""
+    if not limits.shows_route:
+        return answers
     ends = {"prefill": prefill, "decode": decode}
-    return {k: _label(target, shows_addresses) for k, target in ends.items() if target is not None}
+    shows_addresses = limits.shows_addresses
+    route = {k: _label(end, shows_addresses) for k, end in ends.items() if end is not None}
+    return msgspec.structs.replace(answers, route=route)
 
 
 def _label(target: Target, shows_addresses: bool) -> str:
@@ -35,8 +42,7 @@ def _label(target: Target, shows_addresses: bool) -> str:
 def placed_record(
     answers: Answers,
     worker: int,
-    api: Api | None,
-    request: Request | None,
+    asked: Asked,
     mode: TransferMode | None,
     prefill: Target | None,
     decode: Target | None,
@@ -45,34 +51,24 @@ def placed_record(
         exchange=answers.exchange,
         request_id=answers.client or answers.exchange,
         worker=worker,
-        api=_name(api),
-        model=_model(request),
-        is_streaming=request.is_streaming if request else False,
+        api=asked.api_label,
+        model=asked.model,
+        is_streaming=asked.is_streaming,
         mode=mode,
         prefill=prefill.slot if prefill else None,
         decode=decode.slot if decode else None,
-        prompt_bytes=request.body_bytes if request else 0,
+        prompt_bytes=asked.body_bytes,
     )
 
 
-def refused_record(
-    exchange: str, api: Api | None, request: Request | None, reason: Reason
-) -> Refused:
+def refused_record(exchange: str, asked: Asked, reason: Reason) -> Refused:
     return Refused(
         exchange=exchange,
-        api=_name(api),
-        model=_model(request),
-        is_streaming=request.is_streaming if request else False,
+        api=asked.api_label,
+        model=asked.model,
+        is_streaming=asked.is_streaming,
         reason=reason,
     )
-
-
-def _name(api: Api | None) -> str:
-    return api.value if api else "other"
-
-
-def _model(request: Request | None) -> str:
-    return request.model_label[:_MODEL_MAX] if request else ""
 
 
 def trail(record: Placed) -> str:

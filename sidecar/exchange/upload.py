@@ -17,10 +17,11 @@ class Upload:
         """Take what a body on its way counts. False: there is no room for what it declares."""
         declared = declared_bytes(event)
         size = ON_THE_WAY_BYTES if declared is None else declared
-        if not self._budget.has_room(size):
+        counted = min(size, ON_THE_WAY_BYTES)
+        if not self._budget.has_room(size) or not self._budget.take(counted):
             return False
-        self._taken = min(size, ON_THE_WAY_BYTES)
-        return self._budget.take(self._taken)
+        self._taken = counted
+        return True
 
     def arrived(self, size: int) -> bool:
         """Take what it really has. False: there is no room, and nothing is taken."""

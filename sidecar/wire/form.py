@@ -14,8 +14,8 @@ from urllib.parse import unquote_plus
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, QuerystringParser, parse_options_header
 
-from sidecar.wire.kv_transfer import hidden_in_xargs
-from sidecar.wire.openai import CLIENT_FORBIDDEN, BodyError
+from sidecar.wire.forbidden import FORBIDDEN, hidden_in_xargs
+from sidecar.wire.openai import BodyError
 
 MAX_PARTS = 128
 """of one form: vLLM's has 27 fields"""
@@ -25,7 +25,7 @@ MAX_URLENCODED_BYTES = 64 << 10
 """It can hold no file, so it is small; the parser takes 0.1 us for each `&`."""
 
 _MODEL, _XARGS = "model", "vllm_xargs"
-_LOOKED_INTO = frozenset((_MODEL, _XARGS, *CLIENT_FORBIDDEN))
+_LOOKED_INTO = frozenset((_MODEL, _XARGS, *FORBIDDEN))
 _CHARSETS = {
     b"utf-8": "utf-8",
     b"utf8": "utf-8",
@@ -78,7 +78,7 @@ def _check_xargs(text: str) -> None:
         xargs = json.loads(text)
     except (ValueError, RecursionError):
         raise BodyError(f"the form's {_XARGS} is not valid JSON") from None
-    for name in CLIENT_FORBIDDEN:
+    for name in FORBIDDEN:
         if isinstance(xargs, dict) and name in xargs:
             raise hidden_in_xargs(name)
 

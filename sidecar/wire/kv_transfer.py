@@ -9,17 +9,7 @@ import msgspec
 
 from sidecar.routing.instance import Instance, TransferMode, Version
 from sidecar.routing.view import Member
-from sidecar.wire.openai import (
-    CLIENT_FORBIDDEN,
-    FALSE,
-    NULL,
-    ONE,
-    TRUE,
-    BodyError,
-    Fields,
-    join,
-    split,
-)
+from sidecar.wire.openai import FALSE, NULL, ONE, TRUE, Fields, join, split
 from sidecar.wire.paths import Api
 
 CLEAN_ID_UNTIL = Version(0, 19)
@@ -170,27 +160,3 @@ def handed_over(answer: bytes) -> Fields | None:
     except ValueError:
         return None
     return params if bytes(params.get("do_remote_prefill", NULL)).strip() == b"true" else None
-
-
-def without_forbidden(fields: Fields) -> Fields:
-    """The client's fields without those that only a router may set.
-
-    Raises BodyError if they are hidden in `vllm_xargs`: engines take those for sampling parameters,
-    where KV parameters lie too; one of another type is a 500 (seen on 0.32), for which a healthy
-    engine would be ejected.
-    """
-    try:
-        hidden = split(bytes(fields["vllm_xargs"])) if "vllm_xargs" in fields else {}
-    except BodyError:  # no object: for the engine to refuse
-        hidden = {}
-    for name in CLIENT_FORBIDDEN:
-        if name in hidden:
-            raise hidden_in_xargs(name)
-    if not any(name in fields for name in CLIENT_FORBIDDEN):
-        return fields
-    return {k: v for k, v in fields.items() if k not in CLIENT_FORBIDDEN}
-
-
-def hidden_in_xargs(name: str) -> BodyError:
-    """The refusal of a `vllm_xargs` that has a field which only a router may set."""
-    return BodyError(f"vllm_xargs must not have {name}: only the router may set it")

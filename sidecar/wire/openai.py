@@ -17,12 +17,8 @@ vLLM."""
 TRUE, FALSE, NULL, ONE = (msgspec.Raw(v) for v in (b"true", b"false", b"null", b"1"))
 
 
-CLIENT_FORBIDDEN = ("kv_transfer_params", "ec_transfer_params", "request_id")
-"""Fields a client must not set: engines dial the hosts they name (protocol f14)."""
-
-
 class BodyError(ValueError):
-    """The body is not one JSON object. The text says where, for the client to read."""
+    """The body is not what its path takes. The text says why, for the client to read."""
 
 
 MAX_DIGITS = 4300

@@ -57,6 +57,8 @@ _SINGLES = dict.fromkeys(
     Single.MODEL,
 )  # fmt: skip
 
+API_PATHS, MODEL_PATHS = frozenset(_APIS), frozenset(_SINGLES)
+
 _OWN = {"/health": Own.HEALTH, "/ping": Own.HEALTH, "/v1/models": Own.MODELS}
 
 _STORED = "/v1/responses/"

@@ -35,7 +35,7 @@ class EdgeSettings(msgspec.Struct, frozen=True, kw_only=True):
     profile_port: int = 9900
 
     max_heap_bytes: int = 4 << 30
-    """of Envoy's memory; from three quarters of it on, uploads are ended"""
+    """of Envoy's memory; from seven tenths of it on, uploads are ended"""
 
     listener_backlog: int = 4096
     """connections that wait to be accepted; the kernel caps it at net.core.somaxconn"""

@@ -39,6 +39,8 @@ class Template(msgspec.Struct, frozen=True):
             raise SnapshotError(f"{name}: not YAML: {error}") from error
         if not isinstance(document, dict):
             raise SnapshotError(f"{name}: not a mapping")
+        if _ITEM in _outside(document):
+            raise SnapshotError(f"{name}: ${{{_ITEM}}} stands outside of {_EACH}")
         return cls(name, document, frozenset(_names(document) - {_ITEM}))
 
     def fill(self, values: Mapping[str, object]) -> dict[str, Any]:
@@ -51,7 +53,10 @@ class Template(msgspec.Struct, frozen=True):
         faults += [f"${{{n}}} is used nowhere" for n in sorted(values.keys() - self.placeholders)]
         if faults:
             raise SnapshotError(f"{self.name}: {', '.join(faults)}")
-        filled = _fill(self.document, values)
+        try:
+            filled = _fill(self.document, values)
+        except TypeError as error:
+            raise SnapshotError(f"{self.name}: {error}") from None
         return filled if isinstance(filled, dict) else {}
 
 
@@ -61,6 +66,17 @@ def _names(node: object) -> set[str]:
     if isinstance(node, list):
         return {name for value in node for name in _names(value)}
     return set(_PLACEHOLDER.findall(node)) if isinstance(node, str) else set()
+
+
+def _outside(node: object) -> set[str]:
+    """The names that stand in no item with `$each`."""
+    if isinstance(node, dict):
+        if _EACH in node:
+            return set()
+        return {name for value in node.values() for name in _outside(value)}
+    if isinstance(node, list):
+        return {name for value in node for name in _outside(value)}
+    return _names(node)
 
 
 def _fill(node: object, values: Mapping[str, object]) -> object:
@@ -81,8 +97,10 @@ def _fill_item(item: object, values: Mapping[str, object]) -> list[object]:
     if not (isinstance(item, dict) and _EACH in item):
         return [_fill(item, values)]
     each = _fill(item[_EACH], values)
+    if not isinstance(each, list | tuple):
+        raise TypeError(f"{_EACH} takes a list, not {each!r}")
     rest = {key: value for key, value in item.items() if key != _EACH}
-    return [_fill(rest, {**values, _ITEM: one}) for one in each]  # type: ignore[attr-defined]
+    return [_fill(rest, {**values, _ITEM: one}) for one in each]
 
 
 def _fill_mapping(node: dict[str, object], values: Mapping[str, object]) -> object:

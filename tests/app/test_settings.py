@@ -6,6 +6,7 @@ import pytest
 
 from sidecar.app import settings
 from sidecar.config import WORKERS_MAX, Config, Engine, StaticInstance, Telemetry, load
+from sidecar.config.keys import HttpTuning, Tuning
 from sidecar.edge.run_dir import RunDir
 from sidecar.errors import ConfigError
 from sidecar.routing.instance import Instance, Role, TransferMode
@@ -160,3 +161,11 @@ def test_every_static_instance_that_is_none_is_named() -> None:
         "instances[3]",
         "instances[4]",
     ]
+
+
+@pytest.mark.parametrize(("workers", "expected"), [(1, 1 << 30), (4, 1 << 28), (8, 200 << 20)])
+def test_a_workers_share_of_bodies_is_never_below_one_body(workers: int, expected: int) -> None:
+    """Else a large one would be refused whenever there is another."""
+    http = HttpTuning(max_body_bytes=200 << 20, max_body_bytes_in_flight=1 << 30)
+    config = Config(workers=workers, tuning=Tuning(http=http))
+    assert settings.body_budget_bytes(config) == expected

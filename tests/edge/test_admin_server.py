@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter
 from sidecar.config import Config
 from sidecar.edge.admin_server import AdminServer, Readings
 from sidecar.errors import StartError
+from sidecar.routing.instance_reply import InstanceReply
 
 
 def free_listen() -> str:
@@ -29,7 +30,7 @@ class Admin:
         self.reason = ""
         self.drains = 0
         self.told: list[tuple[str, bytes]] = []
-        self.said: list[dict[str, Any]] = []
+        self.said: list[InstanceReply] = []
         self.registry = CollectorRegistry()
         self.observe, self.admin, self.envoy = free_listen(), free_listen(), free_listen()
         self.server = AdminServer(
@@ -42,6 +43,7 @@ class Admin:
                 config=Config,
                 drain=self._drain,
                 tell_all=self._tell_all,
+                shows_addresses=False,
                 envoy_admin=self.envoy,
             )
         )
@@ -52,9 +54,9 @@ class Admin:
 
     async def _tell_all(
         self, path: str, body: bytes, _headers: Mapping[str, str]
-    ) -> list[dict[str, Any]]:
+    ) -> list[InstanceReply]:
         self.told.append((path, body))
-        return [dict(one) for one in self.said]
+        return self.said
 
     async def get(self, path: str, *, on: str = "observe") -> tuple[int, str]:
         listen = self.observe if on == "observe" else self.admin
@@ -184,6 +186,10 @@ async def test_a_port_in_use_is_a_start_error_with_its_key(admin: Admin) -> None
     await again.server.close()
 
 
+def said(name: str, status: int) -> InstanceReply:
+    return InstanceReply(instance=name, address="a:1", role="prefill", status=status, body="b")
+
+
 @pytest.mark.asyncio
 @pytest.mark.parametrize("path", ["/start_profile", "/stop_profile"])
 async def test_a_profile_is_for_all_instances_and_each_reply_is_shown(
@@ -199,9 +205,10 @@ async def test_a_profile_is_for_all_instances_and_each_reply_is_shown(
     status, body = await ask()
     assert (status, body["instances"]) == (502, [])
     assert body["error"]["message"] == "There is no instance."
-    admin.said = [{"instance": "p0", "status": 200, "is_good": True}]
-    assert await ask() == (200, {"instances": [{"instance": "p0", "status": 200}]})
-    admin.said.append({"instance": "d1", "status": 404, "is_good": False})
+    admin.said = [said("p0", 200)]
+    p0 = {"instance": "p0", "role": "prefill", "status": 200, "body": "b"}
+    assert await ask() == (200, {"instances": [p0]})
+    admin.said.append(said("d1", 404))
     status, body = await ask()
     assert (status, body["error"]["code"]) == (502, "profile_failed")
     assert body["error"]["message"] == "Not done by d1."

@@ -6,6 +6,8 @@ import pytest
 from edge_client import ask, raw_until_closed
 from envoy_edge import Edge
 
+from sidecar.wire.paths import API_PATHS, MODEL_PATHS, Single, api_of, own_of, single_of
+
 pytestmark = pytest.mark.e2e
 
 
@@ -37,6 +39,11 @@ SINGLE_POST = [
     "/v1/completions/render", "/v1/messages/render", "/v1/responses/render",
     "/v1/chat/completions/derender", "/v1/completions/derender",
 ]  # fmt: skip
+NO_MODEL = {
+    "/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/chat/completions/render",
+    "/v1/completions/render", "/v1/messages/render", "/v1/responses/render",
+    "/v1/chat/completions/derender", "/v1/completions/derender",
+}  # fmt: skip
 WITH_HEAD = ["/health", "/v1/models"]
 KEPT = ["/v1/responses/resp_1", "/v1/responses/a.b-c%20d"]
 
@@ -93,6 +100,17 @@ def test_an_escaped_slash_is_no_valid_path(edge: Edge, path: str) -> None:
     answer = ask(edge, "POST", path, b"{}")
     assert (answer.status, answer.reason) == (400, "bad_request")
     assert edge.seen == []
+
+
+def test_the_routes_and_the_sidecar_have_the_same_paths() -> None:
+    """What Envoy lets through is judged as what it is: a path that runs the model and is taken for
+    one that runs none may go to an engine that garbles it."""
+    served = {*GENERATE, *SINGLE_POST}
+    assert {path for path in served if api_of(path)} == API_PATHS
+    assert {path for path in served if not api_of(path)} == MODEL_PATHS | NO_MODEL
+    assert {single_of(path) for path in MODEL_PATHS} == {Single.MODEL}
+    assert {single_of(path) for path in NO_MODEL} == {Single.ANY}
+    assert all(own_of(path) for path in [*WITH_HEAD, "/ping", *KEPT])
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """One request to every instance, over HTTP."""
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator
 
@@ -57,7 +58,7 @@ async def ask(
     *addresses: str, key: str | None = None, timeout_s: float = 5.0
 ) -> list[tuple[str, str, int | None, str]]:
     roles = (Role.PREFILL, Role.DECODE)
-    fan_out = FanOut(key, timeout_s)
+    fan_out = FanOut(key, 5.0, timeout_s)
     try:
         said = await fan_out.post(
             "/start_profile",
@@ -97,8 +98,52 @@ async def test_a_long_answer_is_cut_and_a_bad_one_told(engine: Engine) -> None:
     """It is shown to a person, and 404 is what an engine without a profiler says."""
     engine.status, engine.body = 404, "x" * (2 * MAX_ANSWER_BYTES)
     ((_, _, status, body),) = await ask(engine.address)
-    assert status == 404
-    assert 0 < len(body) <= MAX_ANSWER_BYTES
+    assert (status, body) == (404, "x" * MAX_ANSWER_BYTES)
+
+
+@pytest.mark.asyncio
+async def test_an_answer_in_pieces_is_shown_whole() -> None:
+    """Each of them comes only when the one before has been read."""
+    pieces = [b"first ", b"second ", b"third"]
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0.02)  # its pace
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    ((_, _, status, body),) = await ask(address)
+    assert (status, body) == (200, "first second third")
+    server.close()
+    await server.wait_closed()
+
+
+@pytest.mark.asyncio
+async def test_all_are_asked_at_once_however_many() -> None:
+    """Each answers only when every other has been asked."""
+    count, here, all_here = 150, 0, asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal here
+        await reader.readuntil(b"\r\n\r\n")
+        here += 1
+        if here == count:
+            all_here.set()
+        await all_here.wait()
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, backlog=count)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    said = await ask(*[address] * count, timeout_s=20.0)
+    assert [status for _, _, status, _ in said] == [200] * count
+    server.close()
+    await server.wait_closed()
 
 
 @pytest.mark.asyncio

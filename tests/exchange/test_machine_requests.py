@@ -72,6 +72,7 @@ def test_a_single_instance_path_waits_for_its_body_where_models_differ() -> None
     assert reply.body is None
     assert reply.set_headers[":path"] == "/v1/embeddings"
     assert driver.replied.is_handed_over
+    assert (driver.placed.model, driver.placed.prompt_bytes) == ("b", len(body.body))
 
 
 @pytest.mark.parametrize(
@@ -307,3 +308,7 @@ def test_of_several_models_the_one_that_lacks_instances_is_named() -> None:
     assert error(driver)["message"] == "No decode instance of b is ready."
     driver = Driver(nobody).feed(headers(), asked)
     assert error(driver)["message"] == "No decode instance is ready."
+    lone = Driver(NoPlacement("no_prefill_instance"), situation=SEVERAL)
+    lone.feed(headers("/v1/embeddings"), asked)
+    assert error(lone)["message"] == "No prefill instance of b is ready."
+    assert lone.refused.model == "b"

@@ -8,6 +8,7 @@ from sidecar.exchange.situation import Limits, Situation
 from sidecar.routing.instance import TransferMode
 from sidecar.routing.model_card import ModelCard
 from sidecar.wire import kv_transfer, openai
+from sidecar.wire.forbidden import FORBIDDEN
 from sidecar.wire.paths import Api
 from sidecar.wire.transferable import can_transfer
 from tests.exchange.exchange_driver import ID, READY, decode, prefill
@@ -146,7 +147,7 @@ def _check_leg(
     for name in ("ec_transfer_params", "request_id"):
         assert name not in sent, f"{name} of the client reaches an engine"
     hidden = sent.get("vllm_xargs")
-    assert not isinstance(hidden, dict) or not set(openai.CLIENT_FORBIDDEN) & hidden.keys()
+    assert not isinstance(hidden, dict) or not set(FORBIDDEN) & hidden.keys()
     for name in sent.keys() - may_change:
         same(sent[name], seen[name])
     return sent

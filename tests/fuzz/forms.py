@@ -8,8 +8,9 @@ from starlette.datastructures import FormData, Headers
 from starlette.formparsers import FormParser, MultiPartException, MultiPartParser
 from starlette.requests import Request
 
+from sidecar.wire.forbidden import FORBIDDEN
 from sidecar.wire.form import model_of
-from sidecar.wire.openai import CLIENT_FORBIDDEN, BodyError
+from sidecar.wire.openai import BodyError
 
 Items = list[tuple[str, str | None]]
 """The fields of a form, in order; None: a file."""
@@ -80,8 +81,8 @@ def agrees(model: str, seen: Items | None) -> None:
     models = [value for name, value in seen if name == "model"]
     assert model == (models[-1] if models else ""), "another model than the engine sees"
     for name, value in seen:
-        assert name not in CLIENT_FORBIDDEN, f"{name} of the client reaches an engine"
+        assert name not in FORBIDDEN, f"{name} of the client reaches an engine"
         if name == "vllm_xargs":
             assert value is not None, "a file, and not looked into"
             xargs = json.loads(value) if value else None
-            assert not isinstance(xargs, dict) or not set(CLIENT_FORBIDDEN) & xargs.keys()
+            assert not isinstance(xargs, dict) or not set(FORBIDDEN) & xargs.keys()

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.exchange.intake import Request, read_request
-from sidecar.wire.openai import CLIENT_FORBIDDEN
+from sidecar.wire.forbidden import FORBIDDEN
 from sidecar.wire.paths import SUFFIX, Api
 from tests.exchange.exchange_driver import ID, READY
 from tests.fuzz.bodies import LIMITS, check_body, check_request
@@ -74,7 +74,7 @@ def test_a_json_object_is_taken_however_it_is_written(text: str) -> None:
     check_body(text.encode())
     check_request(text.encode())
     request = read_request(ID, Api.CHAT, {}, text.encode(), READY, LIMITS)
-    assert not isinstance(request, Request) or not set(CLIENT_FORBIDDEN) & set(request.fields)
+    assert not isinstance(request, Request) or not set(FORBIDDEN) & set(request.fields)
 
 
 @some

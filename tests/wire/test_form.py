@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sidecar.wire.forbidden import FORBIDDEN
 from sidecar.wire.form import MAX_KEPT_BYTES, MAX_PARTS, MAX_URLENCODED_BYTES, model_of
-from sidecar.wire.openai import CLIENT_FORBIDDEN, BodyError
+from sidecar.wire.openai import BodyError
 from tests.fuzz.forms import agrees, starlette_reads
 
 BOUNDARY = b"0123456789abcdef"
@@ -164,7 +165,7 @@ def test_parameters_of_a_router_are_refused_however_they_are_spelled(spelling: s
     assert refused(URLENCODED, body + b"&vllm_xargs=%7B%7D")
 
 
-@pytest.mark.parametrize("field", CLIENT_FORBIDDEN)
+@pytest.mark.parametrize("field", FORBIDDEN)
 def test_they_are_refused_as_fields_too(field: str) -> None:
     """An engine keeps fields that it does not know."""
     assert field in refused(MULTIPART, multipart((FILE, b"x"), named(field, b"x")))

@@ -4,7 +4,6 @@ import json
 import re
 from typing import Any
 
-import msgspec
 import pytest
 
 from sidecar.routing.instance import Instance, Role, State, TransferMode, Version
@@ -17,7 +16,6 @@ from sidecar.wire.kv_transfer import (
     handed_over,
     prefill_body,
     request_id,
-    without_forbidden,
 )
 from sidecar.wire.openai import split
 from sidecar.wire.paths import Api
@@ -254,13 +252,6 @@ def test_decode_keeps_the_clients_limits() -> None:
         leg = split(body)
         del leg["kv_transfer_params"]
         assert leg == fields
-
-
-def test_what_only_a_router_may_set_is_stripped() -> None:
-    """Engines dial the hosts that these fields name (protocol f14)."""
-    body = split(b'{"a":1,"kv_transfer_params":{},"ec_transfer_params":{},"request_id":"x"}')
-    assert without_forbidden(body) == {"a": msgspec.Raw(b"1")}
-    assert without_forbidden(PLAIN) is PLAIN
 
 
 # --- the request id

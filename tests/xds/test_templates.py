@@ -71,3 +71,23 @@ def test_filling_leaves_the_template_as_it_was() -> None:
 def test_what_is_no_mapping_is_refused(text: str) -> None:
     with pytest.raises(SnapshotError, match=r"file\.yaml"):
         Template.parse("file.yaml", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("a: '${each}'", "each"),
+        ("a: [{$each: '${list}', b: 1}, '${each}']", "each"),
+    ],
+)
+def test_each_stands_inside_of_each_alone(text: str, fault: str) -> None:
+    """Said when the file is read, not when a value is missing."""
+    with pytest.raises(SnapshotError, match=fault):
+        Template.parse("x.yaml", text)
+
+
+def test_each_takes_a_list() -> None:
+    """Text would be taken letter by letter."""
+    template = Template.parse("x.yaml", "a: [{$each: '${list}', b: '${each}'}]")
+    with pytest.raises(SnapshotError, match="takes a list"):
+        template.fill({"list": "text"})
