@@ -78,4 +78,4 @@ def test_a_stream_that_is_left(pool: Pool, client: "anthropic.Anthropic") -> Non
     pool.pace(tokens_per_s=20)
     with client.messages.stream(model=MODEL, messages=ASKED, max_tokens=400) as stream:
         next(iter(stream.text_stream))
-    until(pool.is_at_rest, "the engines hear that their client left", 5)
+    until(pool.is_at_rest, "the engines hear that their client left")

@@ -67,4 +67,4 @@ async def test_a_cancelled_stream(pool: Pool) -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    await asyncio.to_thread(until, pool.is_at_rest, "the engines hear of it", 5)
+    await asyncio.to_thread(until, pool.is_at_rest, "the engines hear of it")

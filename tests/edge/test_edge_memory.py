@@ -13,7 +13,8 @@ from envoy_edge import Edge, eventually
 from tests.requests.raw_http import Answer, Client, Closed, chunked, request
 from tests.requests.transport_h2 import H2Client
 
-pytestmark = pytest.mark.e2e
+# More arrives between two looks at the pressure when Envoy is kept from looking.
+pytestmark = [pytest.mark.e2e, pytest.mark.timed]
 
 MIB = 1 << 20
 LIMIT_MIB = 128

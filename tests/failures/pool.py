@@ -85,12 +85,14 @@ class Pool:
         self.stack.wait_placeable(*self.engines)
 
     def take_out(self, engines: Iterable[Engine]) -> None:
-        """Their `/health` is bad, and the pool knows it."""
+        """All of a role: their `/health` is bad, and the pool and its worker know it."""
         engines = list(engines)
         for engine in engines:
             engine.ask("health", status=503)
         out = {engine.address for engine in engines}
         until(lambda: not out & self.stack.placeable(), "they are out")
+        # A worker answers this, from its own view, which comes later than control's.
+        until(lambda: http("GET", f"{self.stack.url}/health")[0] == 503, "the worker knows it")
 
     # --- checking
 

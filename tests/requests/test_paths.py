@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -190,15 +191,20 @@ def test_a_profile_is_started_and_stopped_on_every_engine(two: TwoModels, where:
 
 
 def test_a_model_whose_instances_are_away_is_not_served_by_another(two: TwoModels) -> None:
-    """503, also for the paths of one instance; and who names no model is still asked to."""
-    beta = {engine.address for engine in two.beta}
+    """503 as soon as the worker knows, also for the paths of one instance; `alpha` hears nothing.
+    Who names no model is still asked to."""
+    before = served(two.alpha)
+
+    def is_away(path: str) -> bool:
+        status, answer = two.ask(path, {"model": "beta", "prompt": "x", "input": "x"})
+        return (status, answer.get("error", {}).get("code")) == (503, "no_prefill_instance")
+
     for engine in two.beta:
         engine.ask("health", status=503)
-    until(lambda: not beta & two.stack.placeable(), "beta is out")
     try:
         for path in (COMPLETIONS, "/v1/embeddings"):
-            status, answer = two.ask(path, {"model": "beta", "prompt": "x", "input": "x"})
-            assert (status, answer["error"]["code"]) == (503, "no_prefill_instance")
+            until(partial(is_away, path), f"beta is away for {path}")
+        assert served(two.alpha) == before
         status, answer = two.ask(COMPLETIONS, {"prompt": "x"})
         assert (status, answer["error"]["code"]) == (400, "model_missing")
     finally:
