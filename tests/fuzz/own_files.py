@@ -1,8 +1,9 @@
 """Files that come back to us: torn by a crash, of another version, or written by hand."""
 
-import logging
-import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from zlib import crc32
 
 import msgspec
@@ -18,33 +19,32 @@ from tests.exchange.exchange_driver import decode
 
 CELLS = 8
 """of a fuzzed journal"""
-_folder = tempfile.TemporaryDirectory(prefix="pd-fuzz-")
-_at = Path(_folder.name)
 
 
-def _path(name: str) -> Path:
-    # Made again: a child that was forked from this process takes it away when it ends.
-    _at.mkdir(exist_ok=True)
-    return _at / name
+@contextmanager
+def _file() -> Iterator[Path]:
+    """A path for one file, in a folder of its own, which goes when this ends."""
+    with TemporaryDirectory(prefix="pd-fuzz-") as folder:
+        yield Path(folder) / "file"
 
 
 def check_journal(data: bytes) -> None:
     """Whatever is in the file: it opens, its entries have their bounds, and it works on."""
-    path = _path("transfers.w0")
-    path.write_bytes(data)
-    journal = TransferJournal(path, CELLS)
-    assert path.stat().st_size >= CELLS * CELL_BYTES
-    assert all(0 < len(entry) < CELL_BYTES for entry in journal.leftovers.values())
-    before = dict(journal.leftovers)
-    cell = journal.put(b"ours")
-    assert (cell is None) == (len(before) == CELLS)
-    if cell is not None:
-        before[cell] = b"ours"
-    journal.close()
-    again = TransferJournal(path, CELLS)
-    assert again.leftovers == before
-    TransferKeeper(again, None, lambda _record: None, 0.0, 0.0).recover(now=1e6)
-    again.close()
+    with _file() as path:
+        path.write_bytes(data)
+        journal = TransferJournal(path, CELLS)
+        assert path.stat().st_size >= CELLS * CELL_BYTES
+        assert all(0 < len(entry) < CELL_BYTES for entry in journal.leftovers.values())
+        before = dict(journal.leftovers)
+        cell = journal.put(b"ours")
+        assert (cell is None) == (len(before) == CELLS)
+        if cell is not None:
+            before[cell] = b"ours"
+        journal.close()
+        again = TransferJournal(path, CELLS)
+        assert again.leftovers == before
+        TransferKeeper(again, None, lambda _record: None, 0.0, 0.0).recover(now=1e6)
+        again.close()
 
 
 def check_journal_entry(data: bytes) -> None:
@@ -55,16 +55,16 @@ def check_journal_entry(data: bytes) -> None:
 
 def check_registry_file(data: bytes) -> None:
     """What was saved, or None: as it is, and with the checksum that would make it ours."""
-    path = _path("registry")
-    for content in (data, crc32(data).to_bytes(4, "big") + data):
-        path.write_bytes(content)
-        saved = registry_file.load(path)
-        assert saved is None or isinstance(saved, SavedPool)
-        if saved is not None:
-            registry_file.save(path, saved)
-            again = registry_file.load(path)
-            # Its bytes, because a time that is not a number is not itself.
-            assert msgspec.msgpack.encode(again) == msgspec.msgpack.encode(saved)
+    with _file() as path:
+        for content in (data, crc32(data).to_bytes(4, "big") + data):
+            path.write_bytes(content)
+            saved = registry_file.load(path)
+            assert saved is None or isinstance(saved, SavedPool)
+            if saved is not None:
+                registry_file.save(path, saved)
+                again = registry_file.load(path)
+                # Its bytes, because a time that is not a number is not itself.
+                assert msgspec.msgpack.encode(again) == msgspec.msgpack.encode(saved)
 
 
 def check_configuration(data: bytes) -> None:
@@ -73,14 +73,16 @@ def check_configuration(data: bytes) -> None:
         text = data.decode()
     except UnicodeDecodeError:
         return  # the command says so before it reads on
-    check_configured(text, {})
+    with suppress(ConfigError):
+        check_configured(text, {})
 
 
 def check_environment(data: bytes) -> None:
     """The same of variables, `KEY=VALUE` a line."""
     lines = data.decode("utf-8", "surrogateescape").split("\n")
     pairs = [line.partition("=")[::2] for line in lines]
-    check_configured("", {f"PD_SIDECAR__{key}": value for key, value in pairs})
+    with suppress(ConfigError):
+        check_configured("", {f"PD_SIDECAR__{key}": value for key, value in pairs})
 
 
 def _are_lines(faults: list[str]) -> None:
@@ -89,17 +91,15 @@ def _are_lines(faults: list[str]) -> None:
 
 
 def check_configured(text: str, environment: dict[str, str]) -> None:
+    """What was read can be used. Raises the ConfigError of what cannot be read."""
     try:
         config = load(text, environment, {})
         assert isinstance(config, Config)
         static_instances(config)
     except ConfigError as error:
         _are_lines(error.faults)
-        return
+        raise
     limits(config)
-
-
-logging.getLogger("sidecar.app.registry_file").setLevel(logging.ERROR)
 
 
 def journal_entry_seeds() -> tuple[bytes, ...]:
@@ -109,12 +109,12 @@ def journal_entry_seeds() -> tuple[bytes, ...]:
 
 
 def journal_seeds() -> tuple[bytes, ...]:
-    path = _path("seed")
-    journal = TransferJournal(path, CELLS)
-    for entry in journal_entry_seeds():
-        journal.put(entry)
-    journal.close()
-    return (path.read_bytes(), path.read_bytes()[:100], b"")
+    with _file() as path:
+        journal = TransferJournal(path, CELLS)
+        for entry in journal_entry_seeds():
+            journal.put(entry)
+        journal.close()
+        return (path.read_bytes(), path.read_bytes()[:100], b"")
 
 
 def registry_file_seeds() -> tuple[bytes, ...]:

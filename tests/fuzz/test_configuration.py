@@ -2,6 +2,7 @@
 
 import pytest
 
+from sidecar.errors import ConfigError
 from tests.fuzz.own_files import check_configured
 
 NOT_YAML = {
@@ -18,9 +19,11 @@ NOT_YAML = {
 @pytest.mark.parametrize("text", NOT_YAML.values(), ids=NOT_YAML.keys())
 def test_a_file_that_is_no_configuration(text: str) -> None:
     """It is a ConfigError."""
-    check_configured(text, {})
+    with pytest.raises(ConfigError):
+        check_configured(text, {})
 
 
 def test_a_variable_that_is_not_utf8() -> None:
     """As `os.environ` has it; it is a ConfigError."""
-    check_configured("", {"PD_SIDECAR__INSTANCES": "[{role: \udcff}]"})
+    with pytest.raises(ConfigError):
+        check_configured("", {"PD_SIDECAR__INSTANCES": "[{role: \udcff}]"})

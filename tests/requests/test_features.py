@@ -40,10 +40,6 @@ class Pool:
             self.stack.close()
             raise
 
-    def received(self, leg: str) -> list[dict[str, Any]]:
-        engines = [*self.prefill, *self.decode]
-        return [one for engine in engines for one in engine.last(leg)]
-
     def check_rest(self) -> None:
         """After all of it every slot is free, and no engine holds a block."""
         until(lambda: not any(self.stack.in_flight().values()), "every slot is free again")
@@ -102,5 +98,18 @@ def test_a_feature_is_served_as_one_engine_serves_it(
     assert alone.status == feature.status, alone.body[:500]
     assert (through.status, through.content_type) == (alone.status, alone.content_type)
     assert through.said == alone.said
-    if feature.served is not Served.PREFILL:
+    if feature.served is Served.PREFILL:
+        check_refused_by_either(pool, through)
+    else:
         assert through.served_by == ROLES[feature.served]
+
+
+def check_refused_by_either(pool: Pool, through: Answer) -> None:
+    """In READ decode is not asked. In WRITE both are, and who is first is the client's answer:
+    only prefill's needs a word of ours."""
+    reason = through.headers.get("x-pd-error")
+    if pool.mode == "READ":
+        assert (through.served_by, reason) == (("prefill",), "prefill_rejected")
+    else:
+        assert through.served_by == ("prefill", "decode")
+        assert reason in ("prefill_rejected", None)
