@@ -1,7 +1,5 @@
 """Headers that a client has no business to send: they change nothing, and no engine gets them."""
 
-import json
-
 import pytest
 
 from tests.requests.raw_http import request
@@ -102,10 +100,6 @@ def test_the_host_that_a_client_names_is_not_the_engines(wired: Wired, way: str,
     first, _, more = host.partition("\n")
     extra = [more] if more else []
     got = wired.ask(request(f"POST {PATH[way]}", JSON, *extra, body=prompt(way), host=first))
-    if got.status == 400:
-        assert got.refusal == (400, "bad_request")
-        assert wired.got == []
-        return
     assert (got.status, got.body) == (200, SERVED)
     _assert_went_the_usual_way(wired, way)
     for engine in wired.engines:
@@ -148,16 +142,14 @@ def test_hop_by_hop_headers_end_at_the_edge(wired: Wired, way: str) -> None:
         "Proxy-Connection: keep-alive",
         "TE: trailers, gzip",
     )
-    if got.status == 400:  # Envoy may take such a list for what it is
-        assert got.refusal == (400, "bad_request")
-        assert wired.got == []
-        return
-    assert got.status == 200
+    assert (got.status, got.body) == (200, SERVED)
+    _assert_went_the_usual_way(wired, way)
     for one in wired.got:
         assert not one.head.values("keep-alive")
         assert not one.head.values("proxy-connection")
         assert one.head.values("te") in ([], ["trailers"])
-        assert "x-hop" not in ",".join(one.head.values("connection"))
+        assert not one.head.values("x-hop")
+        assert not one.head.values("connection")
         assert one.head.get("x-request-id")
         assert one.head.get("content-type") == "application/json"
 
@@ -172,6 +164,13 @@ HEADER_FLOODS = {
 
 
 @every_way
+def test_a_connection_header_that_names_the_host_is_refused(wired: Wired, way: str) -> None:
+    """An engine would be called without one."""
+    assert wired.post(way, "Connection: host").refusal == (400, "bad_request")
+    assert wired.got == []
+
+
+@every_way
 @pytest.mark.parametrize("name", HEADER_FLOODS)
 def test_a_flood_of_headers_is_431(wired: Wired, way: str, name: str) -> None:
     """More than 100, or more than 60 KiB of them."""
@@ -183,15 +182,13 @@ def test_a_flood_of_headers_is_431(wired: Wired, way: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", HEADER_FLOODS)
 def test_a_flood_of_headers_ends_an_http_2_stream(wired: Wired, name: str) -> None:
-    """With 431, a reset, or the end of the connection: never with an engine's answer."""
+    """With a reset, never with an answer."""
     fields = [tuple(line.split(": ")) for line in HEADER_FLOODS[name]]
     with H2Client(wired.url) as client:
         sent = client.open("POST", "/v1/completions", *fields)
         client.send(sent, prompt())
         got = client.answer(sent)
-    if got.status:
-        assert got.status == 431
-        assert json.loads(got.body)["error"]["code"] == "headers_too_large"
+    assert (got.is_reset, got.status) == (True, 0)
     assert wired.got == []
     wired.assert_serves()
 
@@ -206,15 +203,23 @@ def test_a_request_just_below_the_limits_is_served(wired: Wired) -> None:
         assert len(large.head.get("x-a") or "") == 50_000
 
 
-@pytest.mark.parametrize(
-    "line",
-    ["POST /v1/completions#x", "POST /v1/completions?" + "a" * 62_000, "POST /v1/completions\\x",
-     "POST v1/completions", "POST *", "POST /v1/%00", "POST /v1/completions%0d%0aX:1",
-     "post /v1/completions", "P\xd6ST /v1/completions"],
-)  # fmt: skip
+ODD_LINES = {
+    "POST /v1/completions#x": (400, "bad_request"),
+    "POST /v1/completions?" + "a" * 62_000: (431, "headers_too_large"),
+    "POST /v1/completions\\x": (404, "not_found"),
+    "POST v1/completions": (400, "bad_request"),
+    "POST *": (400, "bad_request"),
+    "POST /v1/%00": (400, "bad_request"),
+    "POST /v1/completions%0d%0aX:1": (404, "not_found"),
+    "post /v1/completions": (400, "bad_request"),
+    "P\xd6ST /v1/completions": (400, "bad_request"),
+}
+
+
+@pytest.mark.parametrize("line", ODD_LINES, ids=lambda line: line[:40])
 def test_odd_request_lines_lead_to_no_engine(wired: Wired, line: str) -> None:
     """A path that is not what it looks like is none of ours."""
     got = wired.ask(request(line, JSON, body=prompt()))
-    assert got.refusal[0] in (400, 404, 405, 431)
+    assert got.refusal == ODD_LINES[line]
     assert wired.got == []
     wired.assert_serves()

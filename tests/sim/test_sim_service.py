@@ -31,8 +31,9 @@ async def test_rendering_shows_the_tokens_of_a_prompt(lab) -> None:
     one = (await lab.post(engine, CHAT + "/render", chat, X_Request_Id="r")).json
     usage = (await lab.post(engine, CHAT, chat)).json["usage"]
     assert (one["request_id"], len(one["token_ids"])) == ("chatcmpl-r", usage["prompt_tokens"])
-    for bad in ({}, {"prompt": "a", "model": "x"}, {"prompt": "a", "use_beam_search": True}):
-        assert (await lab.post(engine, COMPLETIONS + "/render", bad)).status in (400, 404)
+    no_model, beams = {"prompt": "a", "model": "x"}, {"prompt": "a", "use_beam_search": True}
+    for bad, status in (({}, 400), (no_model, 404), (beams, 400)):
+        assert (await lab.post(engine, COMPLETIONS + "/render", bad)).status == status
 
 
 async def test_requests_that_run_no_model_are_kept_apart(lab) -> None:
