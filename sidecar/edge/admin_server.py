@@ -15,8 +15,11 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 
 from sidecar.errors import StartError
 from sidecar.routing.instance_reply import InstanceReply
+from sidecar.wire.names import as_ip
 
 ENVOY_TIMEOUT_S = 5.0
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
 PROFILE_PATHS = ("/start_profile", "/stop_profile")
 HEALTHY_WORKERS = "^cluster.workers.membership_healthy$"
 
@@ -78,7 +81,7 @@ class AdminServer:
         return app
 
     def _admin(self) -> web.Application:
-        app = web.Application()
+        app = web.Application(middlewares=[_from_no_page])
         readings = self._readings
         app.router.add_get("/instances", _json(readings.instances))
         app.router.add_get("/exchanges", _json(readings.exchanges))
@@ -151,6 +154,23 @@ class AdminServer:
         except (aiohttp.ClientError, TimeoutError) as error:
             text = f"Envoy's admin at {self._readings.envoy_admin} does not answer: {error}\n"
             return web.Response(status=502, text=text)
+
+
+@web.middleware
+async def _from_no_page(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """A web page in an operator's browser may send a plain POST to this port, which then drains the
+    router; and by a name of its own that leads here it may read all there is."""
+    host = request.host.rpartition(":")[0] if ":" in request.host else request.host
+    is_name = as_ip(host.strip("[]")) is None and host != "localhost" and "." in host
+    if "Origin" in request.headers or (is_name and _is_loopback(request)):
+        return web.Response(status=403, text="not for web pages: ask by address, without Origin\n")
+    return await handler(request)
+
+
+def _is_loopback(request: web.Request) -> bool:
+    """Whoever asks does it from this machine, where nobody needs a name."""
+    ip = as_ip((request.remote or "").partition("%")[0])
+    return ip is not None and ip.is_loopback
 
 
 async def _alive(_request: web.Request) -> web.Response:

@@ -73,7 +73,8 @@ class PrefillClient:
 _NOT_FOR_THE_CLIENT = frozenset(
     (
         "connection", "content-encoding", "content-length", "date", "keep-alive",
-        "proxy-authenticate", "server", "trailer", "transfer-encoding", "upgrade", "x-request-id",
+        "proxy-authenticate", "host", "server", "set-cookie", "te", "trailer",
+        "transfer-encoding", "upgrade", "via", "x-request-id",
     )
 )  # fmt: skip
 """Of one connection, undone by this client (the encoding), or said anew by the edge."""

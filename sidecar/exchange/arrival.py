@@ -77,7 +77,8 @@ class Arrival:
                 return refused
             # Placed at once, and its body passes by, unless which model it is for decides, or what
             # engines must not be sent may be in it.
-            passes_by = self._situation.default_model is not None and not takes_form(self.path)
+            is_any = self._situation.default_model is not None and self._situation.serves_alike
+            passes_by = event.method != "POST" or (is_any and not takes_form(self.path))
             if event.is_last or passes_by:
                 return single_demand(self.path, "", self._limits)
             refused = refuse_body_headers(event, self._limits)

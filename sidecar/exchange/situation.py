@@ -36,8 +36,8 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     has_decode: bool = False
     cards: tuple[ModelCard, ...] = ()
     """one of each model that is served, sorted by name"""
-    has_unknown_models: bool = False
-    """an instance has not said yet what it serves"""
+    serves_alike: bool = True
+    """every instance serves the same names, as far as they have said"""
     default_model: str | None = ""
     """What a request means that names no model; empty: that of any instance. None: there are
     several, and it must name one."""
@@ -53,13 +53,16 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     def context_tokens(self, model: str) -> int | None:
         """Of prompt and answer together, the least that any instance says; None: unknown."""
         name = model or self.default_model
-        lengths = [card.max_model_len for card in self.cards if card.name == name]
-        return lengths[0] if lengths else None
+        cards = {card.name: card for card in self.cards}
+        card = cards.get(name or "")
+        if card is not None and card.max_model_len is None and card.parent is not None:
+            card = cards.get(card.parent)  # an adapter has its model's
+        return card.max_model_len if card is not None else None
 
     def model_label(self, model: str) -> str:
         """The name for metrics and logs: clients may write anything, instances serve little."""
         name = model or self.default_model or ""
-        is_known = self.has_unknown_models or any(card.name == name for card in self.cards)
+        is_known = any(card.name == name for card in self.cards)
         return name if is_known or not name else "other"
 
 
@@ -70,7 +73,7 @@ def survey(view: View) -> Situation:
         has_prefill=any(m.instance.role is Role.PREFILL for m in placeable),
         has_decode=any(m.instance.role is Role.DECODE for m in placeable),
         cards=_union(card for member in placeable for card in _cards(member)),
-        has_unknown_models=any(not m.models for m in placeable),
+        serves_alike=len({frozenset(m.models) for m in placeable}) < 2,
         default_model=_default_model(view.members),
     )
 

@@ -69,7 +69,8 @@ def parse_models(body: bytes) -> tuple[ModelCard, ...]:
         return ()
     by_name: dict[str, ModelCard] = {}
     for card in cards:
-        if 0 < len(card.name) <= MAX_NAME_CHARS:
+        # It goes into logs and metrics, and an engine may say anything.
+        if 0 < len(card.name) <= MAX_NAME_CHARS and card.name.isprintable():
             by_name.setdefault(card.name, card)
     return tuple(by_name.values())
 

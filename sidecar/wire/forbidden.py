@@ -4,6 +4,7 @@ from sidecar.wire.openai import BodyError, Fields, split
 
 FORBIDDEN = ("kv_transfer_params", "ec_transfer_params", "request_id")
 """names of fields, of a JSON body and of a form"""
+MAX_XARGS_BYTES = 1 << 16
 
 
 def without_forbidden(fields: Fields) -> Fields:
@@ -13,6 +14,8 @@ def without_forbidden(fields: Fields) -> Fields:
     where KV parameters lie too; one of another type is a 500 (seen on 0.32), for which a healthy
     engine would be ejected.
     """
+    if "vllm_xargs" in fields and len(memoryview(fields["vllm_xargs"])) > MAX_XARGS_BYTES:
+        raise BodyError(f"vllm_xargs has more than {MAX_XARGS_BYTES} bytes")
     try:
         hidden = split(bytes(fields["vllm_xargs"])) if "vllm_xargs" in fields else {}
     except BodyError:  # no object: for the engine to refuse

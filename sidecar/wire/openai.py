@@ -26,9 +26,17 @@ MAX_DIGITS = 4300
 _UTF8_STEP_BYTES = 1 << 18
 
 
+MAX_KEYS = 100_000
+"""Of a body's objects together, at any depth. A dict of so many takes 80 ms, one of all that fit
+into 64 MiB took 5 s and 1.1 GB."""
+MAX_STRINGS = 1_000_000
+"""that are looked through for keys, in a body with more colons than that many keys"""
+
+
 def split(body: bytes) -> Fields:
     """Split a JSON object at its top level. Raises BodyError with a reason a client understands."""
     _check_utf8(body)
+    _check_keys(body)
     try:
         fields = _DECODER.decode(body)
     except RecursionError:
@@ -44,6 +52,22 @@ def split(body: bytes) -> Fields:
 
 
 _NUMBER_STARTS = frozenset(b"%c" % byte for byte in b"-0123456789")
+
+
+def _check_keys(body: bytes) -> None:
+    """Before anything is made of them."""
+    if body.count(b":") <= MAX_KEYS:
+        return
+    keys = 0
+    for seen, string in enumerate(_STRING.finditer(body)):
+        keys += string[1] is not None
+        if keys > MAX_KEYS or seen > MAX_STRINGS:
+            raise BodyError(f"the body has more than {MAX_KEYS} keys, or too many strings")
+
+
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"([ \t\r\n]*+:)?)?', re.DOTALL)
+"""With the colon that makes it a key. Possessive, and content without an end, so that it passes
+over each byte once whatever is written there."""
 
 
 def _check_utf8(body: bytes) -> None:
@@ -95,29 +119,25 @@ def is_set(fields: Fields, name: str) -> bool:
     return raw is not None and bytes(raw).strip() not in (b"null", b"false")
 
 
-def count_items(value: msgspec.Raw, *, of: tuple[bytes, ...]) -> int:
-    """How many things a value is: a list whose first item begins with one of `of` is its items,
-    null is none, anything else is one."""
-    # A view: a prompt of 1 MB is not to be copied for a look at its start.
+def is_many(value: msgspec.Raw, *, of: tuple[bytes, ...]) -> bool:
+    """Whether a value is a list of several things that begin with one of `of`. Decodes nothing: a
+    list may have millions. What is too odd to be told counts as many."""
     view = memoryview(value)
-    first = _first(view)
-    if first == b"n":
-        return 0
-    if first != b"[" or _first(view[1:]) not in of:
-        return 1
-    try:
-        return len(msgspec.json.decode(view, type=list[msgspec.Raw]))
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return 1
+    found = _FIRST_ITEM.match(view)
+    if found is None or found[1] not in of:
+        return False
+    at = found.start(1)
+    item = (_STRING if found[1] == b'"' else _FLAT_LIST).match(view, at)
+    return item is None or _LAST_ITEM.match(view, item.end()) is None
 
 
-def _first(value: memoryview) -> bytes:
-    """The first byte that is not white space."""
-    match = _NOT_BLANK.search(value)
-    return match[0] if match else b""
+_FIRST_ITEM = re.compile(rb"\s*+\[\s*+(.)", re.DOTALL)
+_FLAT_LIST = re.compile(rb"\[[^\[\]\"]*+\]")
+_LAST_ITEM = re.compile(rb"\s*+\]")
 
 
-_NOT_BLANK = re.compile(rb"[^ \t\r\n]")
+def is_null(value: msgspec.Raw) -> bool:
+    return len(memoryview(value)) == 4 and bytes(value) == b"null"
 
 
 def error_body(message: str, kind: str, code: str | int, param: str | None = None) -> bytes:

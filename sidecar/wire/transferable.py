@@ -6,11 +6,12 @@ behind, before decode says no. There the engine's own refusal is the answer; if 
 the answer is right all the same.
 """
 
+import re
 from typing import Annotated
 
 import msgspec
 
-from sidecar.wire.openai import Fields, count_items, is_set, is_true
+from sidecar.wire.openai import NULL, Fields, is_many, is_null, is_set, is_true
 from sidecar.wire.paths import Api
 
 _INT32_MAX = 2**31 - 1
@@ -72,6 +73,8 @@ class _Tool(msgspec.Struct):
 
 
 _tools = msgspec.json.Decoder(list[_Tool] | None)
+_MAX_TOOLS_BYTES, _MAX_VALUE_BYTES = 1 << 20, 1 << 16
+"""that are looked into; who sends more is served whole"""
 
 
 def can_transfer(fields: Fields, api: Api, context_tokens: int | None = None) -> bool:
@@ -84,6 +87,7 @@ def can_transfer(fields: Fields, api: Api, context_tokens: int | None = None) ->
         or _has_many_answers(fields)
         or _needs_the_prompts_own_pass(fields)
         or (api is Api.COMPLETIONS and _has_many_prompts(fields))
+        or (api is not Api.COMPLETIONS and _has_remote_media(fields))
         or (api is Api.RESPONSES and _may_run_tools(fields))
         or _is_doubtful(fields, api, context_tokens)
     )
@@ -98,18 +102,53 @@ def _has_many_answers(fields: Fields) -> bool:
 def _needs_the_prompts_own_pass(fields: Fields) -> bool:
     """Decode makes none over the prompt: it has its KV. And a prompt that is cut to what the answer
     leaves free would be cut differently on the two legs."""
-    if any(is_set(fields, name) for name in ("echo", "prompt_logprobs")):
-        return True
-    return bytes(fields.get("truncate_prompt_tokens", b"")).lstrip()[:1] == b"-"
+    if is_set(fields, "echo") or _is_given(fields, "prompt_logprobs"):
+        return True  # `prompt_logprobs: false` is 0 to an engine, which is a number of them
+    cut = fields.get("truncate_prompt_tokens", NULL)
+    return not is_null(cut) and _POSITIVE.fullmatch(memoryview(cut)) is None
+
+
+def _is_given(fields: Fields, name: str) -> bool:
+    raw = fields.get(name)
+    return raw is not None and not is_null(raw)
+
+
+_POSITIVE = re.compile(rb"[0-9]{1,9}")
 
 
 def _has_many_prompts(fields: Fields) -> bool:
-    return sum(_count_prompts(fields.get(name)) for name in ("prompt", "prompt_embeds")) > 1
+    """A list of strings or of token lists is many; `[1,2,3]` is one."""
+    given = [fields[name] for name in ("prompt", "prompt_embeds") if _is_given(fields, name)]
+    return len(given) > 1 or any(is_many(prompt, of=(b'"', b"[")) for prompt in given)
 
 
-def _count_prompts(prompt: msgspec.Raw | None) -> int:
-    """How many prompts: a list of strings or of token lists is many; `[1,2,3]` is one."""
-    return 0 if prompt is None else count_items(prompt, of=(b'"', b"["))
+def _has_remote_media(fields: Fields) -> bool:
+    """Each leg's engine would fetch it, and may get another thing each time: KV of another prompt.
+    Nor does the one have what the other keeps under a `uuid`.
+
+    In a JSON text `"image_url"` stands for a key or a whole string alone: within a longer string
+    its quotes have backslashes. Letters written with escapes hide one, so they count as one.
+    """
+    for name in ("messages", "input"):
+        raw = fields.get(name)
+        if raw is None:
+            continue
+        text = bytes(raw)
+        if b"\\u00" in text and _ESCAPED_LETTER.search(text) is not None:
+            return True
+        is_media = any(mark in text for mark in _MEDIA)
+        if is_media and _NOT_IN_THE_BODY.search(text) is not None:
+            return True
+    return False
+
+
+_MEDIA = (b'_url"', b'"source"', b'"uuid"', b'"file_id"')
+_NOT_IN_THE_BODY = re.compile(
+    rb'"(?:url|image_url|audio_url|video_url|file_url)"\s*+:\s*+"(?!data:)'
+    rb'|"(?:uuid|file_id)"\s*+:'
+)
+_ESCAPED_LETTER = re.compile(rb"(?<!\\)(?:\\\\)*+\\u00(?:5[fF]|[46][1-9a-fA-F]|[57][0-9aA])")
+"""`_` and the letters of ASCII. What encoders escape for safety (`<`, `>`, `&`) is not of them."""
 
 
 def _may_run_tools(fields: Fields) -> bool:
@@ -117,6 +156,8 @@ def _may_run_tools(fields: Fields) -> bool:
     raw = fields.get("tools")
     if raw is None:
         return False
+    if len(memoryview(raw)) > _MAX_TOOLS_BYTES:
+        return True
     try:
         tools = _tools.decode(raw)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
@@ -131,6 +172,8 @@ def _is_doubtful(fields: Fields, api: Api, context_tokens: int | None) -> bool:
         raw = fields.get(name)
         if raw is None:
             continue
+        if len(memoryview(raw)) > _MAX_VALUE_BYTES:
+            return True
         try:
             said[name] = decoder.decode(raw)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
@@ -139,11 +182,12 @@ def _is_doubtful(fields: Fields, api: Api, context_tokens: int | None) -> bool:
     if limit is not None and context_tokens is not None and limit > context_tokens:
         return True
     least = said.get("min_tokens")
-    if isinstance(least, int) and limit is not None and least > limit:
+    most = limit if limit is not None else context_tokens
+    if isinstance(least, int) and most is not None and least > most:
         return True
     if said.get("stream_options") is not None and not is_true(fields, "stream"):
         return True
-    return _has_lone_logprobs(said, api)
+    return _asks_for_odd_logprobs(said, api)
 
 
 def _limit(said: dict[str, object], api: Api) -> int | None:
@@ -154,11 +198,14 @@ def _limit(said: dict[str, object], api: Api) -> int | None:
     return DEFAULT_MAX_TOKENS if api is Api.COMPLETIONS else None
 
 
-def _has_lone_logprobs(said: dict[str, object], api: Api) -> bool:
-    """Details of log probabilities without asking for them."""
+def _asks_for_odd_logprobs(said: dict[str, object], api: Api) -> bool:
+    """Details of log probabilities without asking for them; or those of named tokens, of which an
+    engine may not have one."""
     if api not in (Api.COMPLETIONS, Api.CHAT):
         return False
+    if said.get("logprob_token_ids"):
+        return True
     asked = said.get("logprobs")
     if asked is not None and asked is not False:  # 0 of them is a number too
         return False
-    return any(said.get(name) for name in ("top_logprobs", "logprob_token_ids"))
+    return bool(said.get("top_logprobs"))

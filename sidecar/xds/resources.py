@@ -36,7 +36,7 @@ _BODY_SLACK_BYTES = 65536
 
 _LISTENER_NAMES = (
     "listen_host", "listen_port", "listener_backlog", "buffer_limit_bytes", "http_idle_timeout_s",
-    "http_max_concurrent_streams", "upload_timeout_s", "access_log_path",
+    "http_max_concurrent_streams", "upload_timeout_s", "flush_timeout_s", "access_log_path",
     "access_log_report_interval_s",
 )  # fmt: skip
 _ROUTES_NAMES = (

@@ -50,6 +50,9 @@ class EdgeSettings(msgspec.Struct, frozen=True, kw_only=True):
     upload_timeout_s: float = 60
     """from a request's first byte to its last"""
 
+    flush_timeout_s: float = 60
+    """a client that takes no byte of an answer which is done is let go after this"""
+
     decode_headers_timeout_s: float = 600
     """streamed: from dispatch to the response headers"""
     decode_idle_timeout_s: float = 600

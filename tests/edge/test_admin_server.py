@@ -215,3 +215,27 @@ async def test_a_profile_is_for_all_instances_and_each_reply_is_shown(
     assert [one["instance"] for one in body["instances"]] == ["p0", "d1"]
     assert admin.told == [(path, b"{}")] * 3
     assert (await admin.get(path, on="admin"))[0] == 405
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Host": "localhost:9900"}, 200),
+        ({"Host": "[::1]:9900"}, 200),
+        ({"Host": "evil.example"}, 403),
+        ({"Host": "evil.example:9900"}, 403),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+    ],
+)
+async def test_a_web_page_can_neither_drain_nor_read(
+    admin: Admin, headers: dict[str, str], status: int
+) -> None:
+    """A browser sends a page's plain POST to any port, and a page's own name may lead here."""
+    async with admin.session.post(f"http://{admin.admin}/drain", headers=headers) as answer:
+        assert answer.status == status
+    assert admin.drains == (status == 200)
+    async with admin.session.get(f"http://{admin.admin}/config", headers=headers) as answer:
+        assert answer.status == status

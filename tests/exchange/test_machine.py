@@ -31,6 +31,7 @@ from sidecar.exchange.reasons import Reason
 from sidecar.exchange.records import Refused, Replied
 from sidecar.exchange.situation import Limits, Situation
 from sidecar.routing.instance import Role, TransferMode
+from sidecar.routing.model_card import ModelCard
 from sidecar.routing.slots import Demand, NoPlacement, Placement, Slot
 from sidecar.wire.ext_proc import (
     HeadersReply,
@@ -231,14 +232,14 @@ def test_responses_are_served_whole_by_engines_that_need_embedded_addresses() ->
 
 def test_the_record_of_a_placement_keeps_only_the_start_of_a_models_name() -> None:
     """A client may write megabytes there; records, labels and metadata carry 128 characters."""
-    unsaid = Situation(has_prefill=True, has_decode=True, has_unknown_models=True)
+    known = Situation(has_prefill=True, has_decode=True, cards=(ModelCard("x" * 100_000),))
     body = RequestBody(json.dumps({"model": "x" * 100_000, "prompt": "hi"}).encode())
-    driver = Driver(read_pair(), situation=unsaid).feed(headers(), body)
+    driver = Driver(read_pair(), situation=known).feed(headers(), body)
     assert driver.placed.model == "x" * 128
     assert driver.demands[0] is not None
     assert driver.demands[0].model == "x" * 100_000
     nobody = NoPlacement("no_prefill_instance")
-    refused = Driver(nobody, situation=unsaid).feed(headers(), body).refused
+    refused = Driver(nobody, situation=known).feed(headers(), body).refused
     assert refused.model == "x" * 128
 
 

@@ -148,6 +148,28 @@ def test_a_single_instance_path_without_a_body_is_placed_at_once() -> None:
     assert driver.demands == [Demand(is_model_free=True)]
 
 
+def test_a_body_that_a_get_brings_decides_nothing() -> None:
+    """It has no meaning there, whatever models there are."""
+    driver = Driver(ALONE, situation=SEVERAL).feed(headers("/version", method="GET"))
+    assert driver.demands == [Demand(is_model_free=True)]
+
+
+def test_where_some_have_an_adapter_the_body_is_waited_for() -> None:
+    """One default model is not one name: who names the adapter must not come to who lacks it."""
+    some = Situation(
+        has_prefill=True,
+        has_decode=True,
+        cards=(ModelCard("a"), ModelCard("l", parent="a")),
+        default_model="a",
+        serves_alike=False,
+    )
+    asked = RequestBody(b'{"model":"l","input":"x"}')
+    driver = Driver(ALONE, situation=some).feed(headers("/tokenize"), asked)
+    assert driver.demands == [Demand(model="l", is_model_free=True)]
+    driver = Driver(ALONE, situation=some).feed(headers("/tokenize"), RequestBody(b'{"input":1}'))
+    assert driver.demands == [Demand(is_model_free=True)]
+
+
 def test_what_runs_the_model_is_placed_as_that() -> None:
     """Not on a decode engine that would garble it, unless it may."""
     limits = Limits(aggregated_role=Role.DECODE)

@@ -139,9 +139,23 @@ def test_a_models_context_is_the_shortest_that_an_instance_has() -> None:
 
 
 def test_a_label_is_a_name_that_is_served() -> None:
-    """Whatever clients write: else they fill the metrics. While an instance has not said what it
-    serves any name may be its own."""
+    """Whatever clients write: else they fill the metrics, also where an instance has not said what
+    it serves, and may not for as long as it wants a key that we have not."""
     pool = survey(View(number=1, members=(of(P, A), of(D, A))))
     assert [pool.model_label(name) for name in ("a", "", "x")] == ["a", "a", "other"]
     silent = survey(View(number=1, members=(of(P, A), of(D))))
-    assert [silent.model_label(name) for name in ("a", "", "x")] == ["a", "a", "x"]
+    assert [silent.model_label(name) for name in ("a", "", "x")] == ["a", "a", "other"]
+
+
+def test_an_adapter_has_its_models_context() -> None:
+    """Engines say no length of adapters."""
+    long = ModelCard("a", max_model_len=10)
+    pool = survey(View(number=1, members=(of(P, long, LORA), of(D, long, LORA))))
+    assert pool.context_tokens("l") == 10
+
+
+def test_instances_that_differ_in_one_name_do_not_serve_alike() -> None:
+    """Then a request that names it must not go to any of them."""
+    assert survey(View(number=1, members=(of(P, A, LORA), of(D, LORA, A)))).serves_alike
+    assert not survey(View(number=1, members=(of(P, A, LORA), of(D, A)))).serves_alike
+    assert not survey(View(number=1, members=(of(P, A), of(D)))).serves_alike

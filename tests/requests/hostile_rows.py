@@ -12,6 +12,26 @@ _INVALID = "400 `body_invalid`, no engine is asked"
 
 HOSTILE = [
     Proof(
+        "millions of keys, of strings, of list items",
+        "400 `body_invalid` before anything is made of them; lists are not made",
+        "tests/wire/test_openai.py::test_what_would_take_seconds_to_read_is_refused",
+    ),
+    Proof(
+        "media that is not in the body (`http:`, `file:`, `uuid`)",
+        "whole by one instance: two might fetch two things",
+        "tests/wire/test_transferable.py::test_what_engines_would_fetch_is_fetched_by_one",
+    ),
+    Proof(
+        "HTTP/2 without a window, so that no answer can go out",
+        "reset a minute after the answer is done",
+        "tests/edge/test_edge_flush.py::test_an_http_2_client_without_a_window_is_let_go",
+    ),
+    Proof(
+        "a web page that calls the admin port",
+        "403",
+        "tests/edge/test_admin_server.py::test_a_web_page_can_neither_drain_nor_read",
+    ),
+    Proof(
         "bodies that are no JSON object in UTF-8: arrays, scalars, two values, garbage after, NUL, "
         "a byte order mark, UTF-16, invalid UTF-8 at any depth, NaN, nesting of 10,000 levels",
         _INVALID,

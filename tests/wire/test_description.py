@@ -35,6 +35,7 @@ def test_version(body: bytes, version: Version | None) -> None:
         (b'{"object":"list","data":[{"id":"m","root":"/x"},{"id":"lora"}]}', ("m", "lora")),
         (b'{"data":[{"id":"m"},{"id":"m"},{"id":""}]}', ("m",)),
         (b'{"data":[]}', ()),
+        (b'{"data":[{"id":"a\\nERROR forged"},{"id":"\\u001b[31m"},{"id":"b c"}]}', ("b c",)),
         (b'{"data":[{"name":"m"}]}', ()),
         (b'{"error":"unauthorized"}', ()),
     ],

@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.wire.openai import (
+    MAX_KEYS,
+    MAX_STRINGS,
     BodyError,
     error_body,
     is_set,
@@ -162,6 +164,38 @@ def test_utf8_that_lies_across_a_step_is_fine() -> None:
         text_ = "x" * shift + "😀" * (1 << 17)
         body = json.dumps({"a": text_}, ensure_ascii=False).encode()
         assert json.loads(bytes(split(body)["a"])) == text_
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{%b}" % b",".join(b'"%d":1' % i for i in range(MAX_KEYS + 1)),
+        b'{"a":{"b":[%b{}]}}' % (b'{"" :1},' * (MAX_KEYS + 1)),
+        b'{"a":[%b""]}' % (b'":",' * (MAX_STRINGS + 1)),
+    ],
+    ids=["top", "deep", "strings"],
+)
+def test_what_would_take_seconds_to_read_is_refused(body: bytes) -> None:
+    """A worker that makes a dict of millions of keys answers nobody meanwhile."""
+    with pytest.raises(BodyError, match="keys"):
+        split(body)
+
+
+@pytest.mark.parametrize(
+    "text_",
+    ["a:b " * MAX_KEYS, '"a":1,' * MAX_KEYS, "\\:" * MAX_KEYS, ':"' * MAX_KEYS],
+    ids=["colons", "json", "escapes", "quotes"],
+)
+def test_a_text_may_look_like_keys(text_: str) -> None:
+    """Keys are counted, not what stands in a string."""
+    body = json.dumps({"prompt": text_, "more": {"a": 1}}).encode()
+    assert json.loads(bytes(split(body)["prompt"])) == text_
+
+
+def test_a_string_without_an_end_is_passed_over_once() -> None:
+    """From each quote in it anew it would take for ever; this test would not end."""
+    with pytest.raises(BodyError, match="not valid JSON"):
+        split(b'{"a":"' + b'\\":' * 1_000_000)
 
 
 def test_a_number_that_no_engine_would_read_is_refused() -> None:
