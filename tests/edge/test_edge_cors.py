@@ -1,6 +1,6 @@
 """Which web pages may call (edge.cors): told by Envoy alone, to preflights and on every answer."""
 
-from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from edge_client import Answer, ask
@@ -16,20 +16,8 @@ MARK = "access-control-allow-origin"
 
 
 @pytest.fixture(scope="module")
-def shared_edge() -> Iterator[Edge]:
-    edge = Edge(cors_origins=FRIENDS, cors_max_age_s=77, profile_routes=True)
-    try:
-        edge.start()
-        yield edge
-    finally:
-        edge.stop()
-
-
-@pytest.fixture
-def edge(shared_edge: Edge) -> Edge:
-    shared_edge.engine.requests.clear()
-    shared_edge.seen.clear()
-    return shared_edge
+def edge_settings() -> dict[str, Any]:
+    return {"cors_origins": FRIENDS, "cors_max_age_s": 77, "profile_routes": True}
 
 
 def preflight(edge: Edge, path: str, origin: str, headers: str = "content-type") -> Answer:

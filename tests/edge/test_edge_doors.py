@@ -11,28 +11,12 @@ pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture(scope="module")
-def admin() -> Engine:
+def admin(shared_edge: Edge) -> Iterator[Engine]:
     """Stands for the control process's admin."""
-    return Engine()
-
-
-@pytest.fixture(scope="module")
-def shared_edge(admin: Engine) -> Iterator[Edge]:
-    edge = Edge()
-    try:
-        edge.start()
-        edge.run(admin.start())
-        yield edge
-    finally:
-        edge.run(admin.stop())
-        edge.stop()
-
-
-@pytest.fixture
-def edge(shared_edge: Edge) -> Edge:
-    shared_edge.engine.requests.clear()
-    shared_edge.seen.clear()
-    return shared_edge
+    engine = Engine()
+    shared_edge.run(engine.start())
+    yield engine
+    shared_edge.run(engine.stop())
 
 
 def to(edge: Edge) -> bytes:
@@ -108,9 +92,9 @@ def test_profiling_while_the_control_process_is_away_is_a_clear_503(edge: Edge) 
     try:
         eventually(lambda: ask(edge, "GET", "/stop_profile").status == 405, "the routes are there")
         answer = ask(edge, "POST", "/stop_profile")
-        assert answer.status == 503
+        # As of an engine that does not listen: Envoy does not tell whose port it is.
+        assert (answer.status, answer.reason) == (503, "decode_refused")
         assert answer.headers["retry-after"] == "1"
-        assert answer.reason
     finally:
         edge.publish([edge.engine.address])
         eventually(lambda: ask(edge, "GET", "/stop_profile").status == 404, "the routes are gone")

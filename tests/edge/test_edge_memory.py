@@ -2,9 +2,9 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import pytest
 from edge_client import ask
@@ -26,13 +26,8 @@ PRESSURE = "overload.envoy.resource_monitors.fixed_heap.pressure"
 
 
 @pytest.fixture(scope="module")
-def edge() -> Iterator[Edge]:
-    made = Edge(max_heap_bytes=LIMIT_MIB * MIB, upload_timeout_s=30)
-    try:
-        made.start()
-        yield made
-    finally:
-        made.stop()
+def edge_settings() -> dict[str, Any]:
+    return {"max_heap_bytes": LIMIT_MIB * MIB, "upload_timeout_s": 30}
 
 
 def url(edge: Edge) -> str:

@@ -7,6 +7,7 @@ import json
 import subprocess
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from edge_client import Answer, ask, raw
@@ -26,31 +27,23 @@ BODY_LIMIT = 1 << 20
 
 
 @pytest.fixture(scope="module")
-def shared_edge() -> Iterator[Edge]:
-    edge = Edge(
-        decode_headers_timeout_s=HEADERS_LIMIT_S,
-        decode_idle_timeout_s=HEADERS_LIMIT_S,
-        decode_whole_timeout_s=WHOLE_LIMIT_S,
-        upload_timeout_s=1,
-        max_body_bytes=BODY_LIMIT,
-        access_log_report_interval_s=0.5,
-    )
-    try:
-        edge.start()
-        yield edge
-    finally:
-        edge.stop()
+def edge_settings() -> dict[str, Any]:
+    return {
+        "decode_headers_timeout_s": HEADERS_LIMIT_S,
+        "decode_idle_timeout_s": HEADERS_LIMIT_S,
+        "decode_whole_timeout_s": WHOLE_LIMIT_S,
+        "upload_timeout_s": 1,
+        "max_body_bytes": BODY_LIMIT,
+        "access_log_report_interval_s": 0.5,
+    }
 
 
 @pytest.fixture
-def edge(shared_edge: Edge) -> Iterator[Edge]:
-    """The same Envoy for all tests, with the pool as it began."""
-    shared_edge.engine.requests.clear()
-    shared_edge.entries.clear()
-    shared_edge.seen.clear()
-    yield shared_edge
-    shared_edge.publish([shared_edge.engine.address])
-    eventually(lambda: shared_edge.serves([shared_edge.engine.address]), "the pool is back")
+def edge(edge: Edge) -> Iterator[Edge]:
+    """With the pool as it began, afterwards too."""
+    yield edge
+    edge.publish([edge.engine.address])
+    eventually(lambda: edge.serves([edge.engine.address]), "the pool is back")
 
 
 def complete(edge: Edge, to: str = "", **headers: str) -> Answer:

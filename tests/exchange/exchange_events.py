@@ -26,7 +26,6 @@ TX = f"tx-{ID}-1"
 UNAVAILABLE = PrefillAnswered(status=503, body=b"Generation is paused.", seconds=0.1)
 CANNOT = PrefillAnswered(status=501, body=b'{"error":{"code":501}}', seconds=0.1)
 ERROR_500 = PrefillAnswered(status=500, body=b"oops", seconds=0.1)
-REDIRECT = PrefillAnswered(status=307, body=b"", seconds=0.1)
 REJECTED = PrefillAnswered(
     status=400,
     body=b'{"error" : {"message":"\\u00e4"}}',

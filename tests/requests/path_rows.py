@@ -117,4 +117,14 @@ PATHS = [
         "by every instance; the reply of each is shown, 200 if all are",
         _HERE + "test_a_profile_is_started_and_stopped_on_every_engine",
     ),
+    Proof(
+        "the same on the edge without `edge.profile_routes`",
+        "404; with it they are POST, and no worker is asked",
+        _DOORS + "test_profiling_leads_to_the_control_process_only_when_it_is_on",
+    ),
+    Proof(
+        "the same on the edge while the control process is away",
+        "503 with `retry-after`, at once",
+        _DOORS + "test_profiling_while_the_control_process_is_away_is_a_clear_503",
+    ),
 ]

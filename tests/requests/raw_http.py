@@ -122,12 +122,33 @@ class Head:
 
 
 def read_head(wire: Wire) -> Head:
-    first = wire.line().decode("latin-1")
+    return Head(wire.line().decode("latin-1"), read_fields(wire))
+
+
+def read_fields(wire: Wire) -> tuple[tuple[str, str], ...]:
+    """Headers or trailers, and the empty line behind them."""
     fields = []
     while line := wire.line():
         name, _, value = line.decode("latin-1").partition(":")
         fields.append((name.lower(), value.strip()))
-    return Head(first, tuple(fields))
+    return tuple(fields)
+
+
+def read_chunks(wire: Wire) -> tuple[bytes, tuple[tuple[str, str], ...]]:
+    """A chunked body without its extensions, and its trailers."""
+    body = b""
+    while chunk := read_chunk(wire):
+        body += chunk
+    return body, read_fields(wire)
+
+
+def read_chunk(wire: Wire) -> bytes:
+    """The next; empty is the last, behind which trailers and an empty line come."""
+    size = int(wire.line().partition(b";")[0], 16)
+    data = wire.take(size)
+    if size:
+        wire.line()
+    return data
 
 
 def chunked(data: bytes) -> bytes:
@@ -190,28 +211,17 @@ class Client:
         if is_to_head or head.first.split(" ")[1] in ("100", "204"):
             return Answer(head, b"")
         if head.get("transfer-encoding") == "chunked":
-            return Answer(head, *self._chunks())
+            return Answer(head, *read_chunks(self.wire))
         length = head.get("content-length")
         if length is None:
             return Answer(head, self.wire.rest())
         return Answer(head, self.wire.take(int(length)))
 
-    def _chunks(self) -> tuple[bytes, tuple[tuple[str, str], ...]]:
-        body = b""
-        while size := int(self.wire.line(), 16):
-            body += self.wire.take(size)
-            self.wire.line()
-        trailers = []
-        while line := self.wire.line():
-            name, _, value = line.decode("latin-1").partition(":")
-            trailers.append((name.lower(), value.strip()))
-        return body, tuple(trailers)
-
     def chunk(self) -> bytes:
-        """The next chunk of an answer; empty at its end."""
-        size = int(self.wire.line(), 16)
-        data = self.wire.take(size)
-        self.wire.line()
+        """The next chunk of an answer; empty at its end, when its trailers are read too."""
+        data = read_chunk(self.wire)
+        if not data:
+            read_fields(self.wire)
         return data
 
     def is_closed(self, within_s: float = 5.0) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tests.requests.raw_http import Closed, Head, Wire, chunked, read_head
+from tests.requests.raw_http import Closed, Head, Wire, chunked, read_chunks, read_head
 
 MODEL = "scripted-model"
 PROBE = "pd-sidecar-probe"
@@ -175,17 +175,5 @@ _PROBED = {
 def _read(wire: Wire) -> Got:
     head = read_head(wire)
     if "chunked" in head.values("transfer-encoding"):
-        body = b""
-        while size := int(wire.line().split(b";")[0], 16):
-            body += wire.take(size)
-            wire.line()
-        return Got(head, body, tuple(_fields(wire)))
+        return Got(head, *read_chunks(wire))
     return Got(head, wire.take(int(head.get("content-length") or 0)))
-
-
-def _fields(wire: Wire) -> list[tuple[str, str]]:
-    found = []
-    while line := wire.line():
-        name, _, value = line.decode("latin-1").partition(":")
-        found.append((name.lower(), value.strip()))
-    return found

@@ -8,11 +8,12 @@ from typing import Any
 import openai
 import pytest
 
-from tests.e2e.stack import Stack, until
+from tests.e2e.stack import until
 from tests.requests.raw_http import Answer, chunked, request
 from tests.requests.scripted_engine import MODEL
 from tests.requests.transport_h2 import H2Client
 from tests.requests.transport_stack import Wired
+from tests.requests.two_models import TwoModels, served
 
 pytestmark = pytest.mark.e2e
 
@@ -186,46 +187,8 @@ def test_a_form_over_the_limit_is_refused(one: Wired, how: str) -> None:
 # --- two models, and OpenAI's client
 
 
-class TwoModels:
-    """`alpha` on one pair, `beta` on another."""
-
-    def __init__(self) -> None:
-        self.stack = Stack({"probe": {"interval_s": 0.1}})
-        try:
-            self.stack.start()
-            self.pairs = {
-                model: [
-                    self.stack.engine(role, model=model, ping_interval_s=1)
-                    for role in ("prefill", "decode")
-                ]
-                for model in ("alpha", "beta")
-            }
-            self.stack.wait_placeable(*self.pairs["alpha"], *self.pairs["beta"])
-        except BaseException:
-            self.stack.close()
-            raise
-
-    def client(self, url: str = "") -> openai.OpenAI:
-        base = (url or self.stack.url) + "/v1"
-        return openai.OpenAI(base_url=base, api_key="x", max_retries=0, timeout=10)
-
-    def check_rest(self) -> None:
-        """After all of it every slot is free."""
-        until(lambda: self.stack.exchanges() == [], "every exchange has ended")
-        assert self.stack.in_flight() == {"prefill": 0, "decode": 0}
-
-    def heard(self, model: str) -> int:
-        return sum(engine.state()["requests_received"] for engine in self.pairs[model])
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[TwoModels]:
-    two = TwoModels()
-    try:
-        yield two
-        two.check_rest()
-    finally:
-        two.stack.close()
+def client_of(url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0, timeout=10)
 
 
 def words(stream: Any) -> str:
@@ -240,8 +203,8 @@ def words(stream: Any) -> str:
 def test_openais_client_gets_the_transcript_of_its_model(two: TwoModels, model: str) -> None:
     """As the model's engine gives it alone, whole and streamed; the other model's hear nothing."""
     other = {"alpha": "beta", "beta": "alpha"}[model]
-    before, engine = two.heard(other), two.pairs[model][0]
-    with two.client() as pool, two.client(engine.url) as alone:
+    before, engine = served(two.pairs[other]), two.pairs[model][0]
+    with client_of(two.stack.url) as pool, client_of(engine.url) as alone:
         for kind in ("transcriptions", "translations"):
             ours, theirs = getattr(pool.audio, kind), getattr(alone.audio, kind)
             text = ours.create(model=model, file=("a.wav", AUDIO)).text
@@ -251,38 +214,35 @@ def test_openais_client_gets_the_transcript_of_its_model(two: TwoModels, model: 
         text = transcribe(model=model, file=("a.wav", AUDIO)).text
         with transcribe(model=model, file=("a.wav", AUDIO), stream=True) as stream:
             assert words(stream) == text
-    assert two.heard(other) == before
+    assert served(two.pairs[other]) == before
 
 
 def test_openais_client_may_send_an_engines_own_parameters(two: TwoModels) -> None:
     """They reach it; those of a router are refused, and no engine dies of them."""
-    with two.client() as client:
+    with client_of(two.stack.url) as client:
         create = client.audio.transcriptions.create
         more: dict[str, Any] = {"vllm_xargs": json.dumps({"session_id": "7"})}
         assert create(model="beta", file=("a.wav", AUDIO), extra_body=more).text
         (sent,) = [
-            one
-            for engine in two.pairs["beta"]
-            for one in engine.last("plain")
-            if "session_id" in str(one)
+            one for engine in two.beta for one in engine.last("plain") if "session_id" in str(one)
         ]
         assert sent["path"] == TRANSCRIPTIONS
         with pytest.raises(openai.BadRequestError) as refused:
             create(model="beta", file=("a.wav", AUDIO), extra_body={"vllm_xargs": FORGED.decode()})
     assert refused.value.code == "body_invalid"
-    assert not any(engine.state()["errors"] for pair in two.pairs.values() for engine in pair)
+    assert not any(engine.state()["errors"] for engine in two.engines)
 
 
 def test_a_form_must_name_its_model_where_there_are_several(two: TwoModels) -> None:
     """400 with their names; one that nobody serves is an engine's own 404."""
-    before = two.heard("alpha") + two.heard("beta")
-    with two.client() as client:
+    before = served(two.engines)
+    with client_of(two.stack.url) as client:
         create = client.audio.transcriptions.create
         with pytest.raises(openai.BadRequestError) as missing:
             create(model="", file=("a.wav", AUDIO))
         assert (missing.value.code, missing.value.param) == ("model_missing", "model")
-        assert "(alpha, beta)" in str(missing.value)
-        assert two.heard("alpha") + two.heard("beta") == before
+        assert "(alpha, alpha-law, beta)" in str(missing.value)
+        assert served(two.engines) == before
         with pytest.raises(openai.NotFoundError) as unknown:
             create(model="gamma", file=("a.wav", AUDIO))
     assert "gamma" in str(unknown.value)
@@ -298,14 +258,14 @@ def test_a_model_whose_instances_are_away_hears_no_form(two: TwoModels) -> None:
             return (error.status_code, error.code) == (503, "no_prefill_instance")
         return False
 
-    before = two.heard("alpha")
-    for engine in two.pairs["beta"]:
+    before = served(two.alpha)
+    for engine in two.beta:
         engine.ask("health", status=503)
     try:
-        with two.client() as client:
+        with client_of(two.stack.url) as client:
             until(is_away, "beta is away")
-        assert two.heard("alpha") == before
+        assert served(two.alpha) == before
     finally:
-        for engine in two.pairs["beta"]:
+        for engine in two.beta:
             engine.ask("health", status=200)
-        two.stack.wait_placeable(*two.pairs["beta"])
+        two.stack.wait_placeable(*two.beta)

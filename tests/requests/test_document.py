@@ -16,6 +16,13 @@ def test_the_page_is_made_of_the_rows() -> None:
     assert PATH.read_text() == document()
 
 
+def test_no_feature_is_told_twice() -> None:
+    """In one section."""
+    for title, rows in SECTIONS:
+        told = [row.feature for row in rows]
+        assert len(set(told)) == len(told), title
+
+
 @pytest.mark.parametrize(
     "row", [row for _, rows in SECTIONS for row in rows], ids=lambda row: row.feature
 )

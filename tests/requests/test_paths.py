@@ -1,64 +1,17 @@
 """Which instance a path goes to, in a pool that serves two models, one of them with an adapter."""
 
 import json
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import pytest
 
-from tests.e2e.stack import Engine, Stack, http, until
+from tests.e2e.stack import http, until
+from tests.requests.two_models import TwoModels, served
 
 pytestmark = pytest.mark.e2e
 
 COMPLETIONS = "/v1/completions"
-
-
-class TwoModels:
-    """`alpha` with the adapter `alpha-law` on one pair, `beta` on another."""
-
-    def __init__(self) -> None:
-        config = {
-            "placement": {"aggregated_role": "decode"},
-            "edge": {"profile_routes": True},
-            "probe": {"interval_s": 0.1},
-        }
-        self.stack = Stack(config)
-        try:
-            self.stack.start()
-            # 0.32 in READ: a decode engine that must not be given what has no KV.
-            alpha = {"model": "alpha,alpha-law", "version": "0.32.0", "ping_interval_s": 1}
-            beta = {"model": "beta", "ping_interval_s": 1, "max_model_len": 4096}
-            self.alpha = [self.stack.engine(r, **alpha) for r in ("prefill", "decode")]
-            self.beta = [
-                self.stack.engine(r, **beta, profiler="torch") for r in ("prefill", "decode")
-            ]
-            self.stack.wait_placeable(*self.alpha, *self.beta)
-        except BaseException:
-            self.stack.close()
-            raise
-        names = {one["address"]: one["name"] for one in self.stack.instances().values()}
-        self.names = [[names[e.address] for e in pair] for pair in (self.alpha, self.beta)]
-
-    def ask(
-        self, path: str, body: dict[str, Any] | None = None, method: str = "POST"
-    ) -> tuple[int, Any]:
-        status, answer = http(method, self.stack.url + path, body)
-        return status, json.loads(answer) if answer else None
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[TwoModels]:
-    two = TwoModels()
-    try:
-        yield two
-    finally:
-        two.stack.close()
-
-
-def served(engines: list[Engine]) -> int:
-    """Requests that these engines have received."""
-    return sum(engine.state()["requests_received"] for engine in engines)
 
 
 def test_models_are_the_union_as_the_engines_say_it(two: TwoModels) -> None:
@@ -98,13 +51,13 @@ def test_a_request_goes_to_instances_of_its_model(
 
 def test_a_request_without_a_model_is_refused_with_their_names(two: TwoModels) -> None:
     """400 in OpenAI's shape: the pool has no only model, whichever path asks."""
-    before = served([*two.alpha, *two.beta])
+    before = served(two.engines)
     for path in (COMPLETIONS, "/v1/embeddings", "/tokenize", "/v1/chat/completions/batch"):
         status, answer = two.ask(path, {"prompt": "x", "input": "x"})
         assert (status, answer["error"]["code"]) == (400, "model_missing")
         assert "(alpha, alpha-law, beta)" in answer["error"]["message"]
         assert answer["error"]["param"] == "model"
-    assert served([*two.alpha, *two.beta]) == before
+    assert served(two.engines) == before
 
 
 def test_what_is_no_json_cannot_be_placed_by_its_model(two: TwoModels) -> None:
@@ -129,7 +82,7 @@ def test_an_unknown_model_is_an_engines_own_404(
     assert status == 404
     assert "gamma" in answer["error"]["message"]
     assert answer["error"]["type"] == "NotFoundError"
-    assert not any(e.state()["held_transfers"] for e in [*two.alpha, *two.beta])
+    assert not any(e.state()["held_transfers"] for e in two.engines)
 
 
 def test_what_one_transfer_cannot_carry_goes_where_the_operator_says(two: TwoModels) -> None:
@@ -155,10 +108,10 @@ def test_what_one_transfer_cannot_carry_goes_where_the_operator_says(two: TwoMod
 )
 def test_a_kept_response_is_refused_with_a_reason(two: TwoModels, method: str, path: str) -> None:
     """Nobody knows which engine has it, so none is asked."""
-    before = served([*two.alpha, *two.beta])
+    before = served(two.engines)
     status, answer = two.ask(path, method=method)
     assert (status, answer["error"]["code"]) == (400, "stored_response")
-    assert served([*two.alpha, *two.beta]) == before
+    assert served(two.engines) == before
 
 
 @pytest.mark.parametrize(

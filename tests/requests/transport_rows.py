@@ -4,6 +4,7 @@ from tests.requests.proof import Proof
 
 _HTTP = "tests/requests/test_transport_http.py::"
 _STREAMS = "tests/requests/test_transport_streams.py::"
+_DOORS = "tests/edge/test_edge_doors.py::"
 _ALL = "on every path"
 
 TRANSPORT = [
@@ -71,8 +72,13 @@ TRANSPORT = [
     ),
     Proof(
         "HTTP/1.0, with a Host or without",
-        f"{_ALL}; closed after the answer unless it asks for keep-alive",
+        f"{_ALL}; closed after the answer",
         _HTTP + "test_http_10_is_served_and_closed",
+    ),
+    Proof(
+        "HTTP/1.0 with `Connection: keep-alive`",
+        "the connection is kept for the next request",
+        _DOORS + "test_http_10_keeps_its_connection_when_it_asks",
     ),
     Proof(
         "a streamed answer to HTTP/1.0",
