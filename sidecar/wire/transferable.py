@@ -134,6 +134,8 @@ def _has_remote_media(fields: Fields) -> bool:
         if raw is None:
             continue
         text = bytes(raw)
+        if name == "messages" and text.find(b"[", text.find(b"[") + 1) < 0:
+            continue  # media stand in a list of parts, within the list of messages
         if b"\\u00" in text and _ESCAPED_LETTER.search(text) is not None:
             return True
         is_media = any(mark in text for mark in _MEDIA)

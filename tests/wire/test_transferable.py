@@ -150,8 +150,12 @@ def test_more_tokens_than_the_model_has_are_for_one_engine_to_refuse() -> None:
         assert not can_transfer(asked, Api.CHAT, 1024)
 
 
+def parts(*parts_: dict[str, object]) -> dict[str, object]:
+    return {"messages": [{"role": "user", "content": list(parts_)}]}
+
+
 def image(**what: object) -> dict[str, object]:
-    return {"messages": [{"role": "user", "content": [{"type": "image_url", **what}]}]}
+    return parts({"type": "image_url", **what})
 
 
 @pytest.mark.parametrize(
@@ -170,8 +174,8 @@ def image(**what: object) -> dict[str, object]:
         (Api.RESPONSES, {"input": [{"type": "input_image", "image_url": "http://x"}]}, False),
         (Api.RESPONSES, {"input": [{"type": "input_image", "image_url": "data:,"}]}, True),
         (Api.RESPONSES, {"input": [{"type": "input_file", "file_id": "f"}]}, False),
-        (Api.MESSAGES, {"messages": [{"source": {"type": "url", "url": "http://x"}}]}, False),
-        (Api.MESSAGES, {"messages": [{"source": {"type": "base64", "data": "AA"}}]}, True),
+        (Api.MESSAGES, parts({"source": {"type": "url", "url": "http://x"}}), False),
+        (Api.MESSAGES, parts({"source": {"type": "base64", "data": "AA"}}), True),
     ],
     ids=str,
 )
@@ -185,7 +189,7 @@ def test_what_engines_would_fetch_is_fetched_by_one(
 def test_a_key_that_is_written_with_escapes_hides_nothing() -> None:
     """Nobody writes letters so but to hide them."""
     for key in ("image\\u005furl", "\\u0075rl", "u\\u0072l"):
-        body = split(b'{"messages":[{"%b":"http://x"}]}' % key.encode())
+        body = split(b'{"messages":[{"content":[{"%b":"http://x"}]}]}' % key.encode())
         assert not can_transfer(body, Api.CHAT)
 
 
