@@ -2,19 +2,18 @@
 
 import json
 
-from exchange_driver import (
+from sidecar.exchange.events import Event, PrefillAnswered, PrefillFailed
+from sidecar.exchange.reasons import Reason
+from sidecar.wire.ext_proc import (
+    ResponseHeaders,
+)
+from tests.exchange.exchange_driver import (
     BODY,
     ID,
     Driver,
     headers,
     read_pair,
     write_pair,
-)
-
-from sidecar.exchange.events import Event, PrefillAnswered, PrefillFailed
-from sidecar.exchange.reasons import Reason
-from sidecar.wire.ext_proc import (
-    ResponseHeaders,
 )
 
 OK, NOT_FOUND = ResponseHeaders(200), ResponseHeaders(404)

@@ -9,8 +9,6 @@ import json
 import shlex
 from collections.abc import Iterator
 
-from exchange_driver import ID, KV, READY, decode, headers, prefill
-
 from sidecar.exchange.body_budget import BodyBudget
 from sidecar.exchange.effects import (
     ClosePrefill,
@@ -40,6 +38,7 @@ from sidecar.wire.ext_proc import (
     RequestBody,
     ResponseHeaders,
 )
+from tests.exchange.exchange_driver import ID, KV, READY, decode, headers, prefill
 
 RULE = "----"
 ANSWERS = {

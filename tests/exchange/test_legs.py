@@ -3,7 +3,13 @@
 import json
 
 import pytest
-from exchange_driver import (
+
+from sidecar.exchange.situation import Limits
+from sidecar.routing.instance import Version
+from sidecar.routing.slots import Placement
+from sidecar.wire.ext_proc import RequestBody
+from sidecar.wire.paths import SUFFIX
+from tests.exchange.exchange_driver import (
     BODY,
     ID,
     KV,
@@ -16,12 +22,6 @@ from exchange_driver import (
     prefill,
     read_pair,
 )
-
-from sidecar.exchange.situation import Limits
-from sidecar.routing.instance import Version
-from sidecar.routing.slots import Placement
-from sidecar.wire.ext_proc import RequestBody
-from sidecar.wire.paths import SUFFIX
 
 FORGED = {
     "x-gateway-destination-endpoint": "10.6.6.6:1",

@@ -4,23 +4,6 @@ import json
 from collections.abc import Callable
 
 import pytest
-from exchange_driver import (
-    BODY,
-    ID,
-    PREFILL_OK,
-    RESPONSES,
-    WRITE,
-    Driver,
-    decode,
-    headers,
-    prefill,
-    read_pair,
-)
-from exchange_events import (
-    OK,
-    reading,
-    writing,
-)
 
 from sidecar.exchange.effects import (
     ClosePrefill,
@@ -36,6 +19,23 @@ from sidecar.routing.slots import Demand, NoPlacement, Placement, Slot
 from sidecar.wire.ext_proc import (
     HeadersReply,
     RequestBody,
+)
+from tests.exchange.exchange_driver import (
+    BODY,
+    ID,
+    PREFILL_OK,
+    RESPONSES,
+    WRITE,
+    Driver,
+    decode,
+    headers,
+    prefill,
+    read_pair,
+)
+from tests.exchange.exchange_events import (
+    OK,
+    reading,
+    writing,
 )
 
 # --- the headers step

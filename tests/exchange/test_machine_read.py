@@ -4,28 +4,6 @@ import json
 from collections.abc import Callable
 
 import pytest
-from exchange_driver import (
-    BODY,
-    ID,
-    PREFILL_OK,
-    PREFILL_WITHOUT_KV,
-    Driver,
-    decode,
-    headers,
-    prefill,
-    read_pair,
-)
-from exchange_events import (
-    ERROR_500,
-    REFUSED,
-    REJECTED,
-    RESET,
-    TIMEOUT,
-    UNAVAILABLE,
-    UNREACHABLE,
-    reading,
-    writing,
-)
 
 from sidecar.exchange.effects import (
     StartPrefill,
@@ -37,6 +15,28 @@ from sidecar.exchange.records import Moved, Placed, PrefillEnded, Replied
 from sidecar.exchange.situation import Limits
 from sidecar.routing.instance import TransferMode
 from sidecar.routing.slots import NoPlacement, Placement, Slot, every_slot
+from tests.exchange.exchange_driver import (
+    BODY,
+    ID,
+    PREFILL_OK,
+    PREFILL_WITHOUT_KV,
+    Driver,
+    decode,
+    headers,
+    prefill,
+    read_pair,
+)
+from tests.exchange.exchange_events import (
+    ERROR_500,
+    REFUSED,
+    REJECTED,
+    RESET,
+    TIMEOUT,
+    UNAVAILABLE,
+    UNREACHABLE,
+    reading,
+    writing,
+)
 
 # --- READ
 

@@ -4,32 +4,6 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
-from exchange_driver import (
-    BODY,
-    PREFILL_OK,
-    PREFILL_WITHOUT_KV,
-    READY,
-    RESPONSES,
-    Driver,
-    decode,
-    headers,
-    prefill,
-    read_pair,
-    write_pair,
-)
-from exchange_events import (
-    ERROR_500,
-    NOT_FOUND,
-    OK,
-    REFUSED,
-    REJECTED,
-    RESET,
-    TIMEOUT,
-    UNAVAILABLE,
-    reading,
-    transfer_ids,
-    writing,
-)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -50,6 +24,32 @@ from sidecar.wire.ext_proc import (
     RequestBody,
     ResponseHeaders,
     Unexpected,
+)
+from tests.exchange.exchange_driver import (
+    BODY,
+    PREFILL_OK,
+    PREFILL_WITHOUT_KV,
+    READY,
+    RESPONSES,
+    Driver,
+    decode,
+    headers,
+    prefill,
+    read_pair,
+    write_pair,
+)
+from tests.exchange.exchange_events import (
+    ERROR_500,
+    NOT_FOUND,
+    OK,
+    REFUSED,
+    REJECTED,
+    RESET,
+    TIMEOUT,
+    UNAVAILABLE,
+    reading,
+    transfer_ids,
+    writing,
 )
 
 # --- the table

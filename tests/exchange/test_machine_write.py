@@ -3,28 +3,6 @@
 import json
 
 import pytest
-from exchange_driver import (
-    ID,
-    PREFILL_OK,
-    PREFILL_WITHOUT_KV,
-    decode,
-    prefill,
-)
-from exchange_events import (
-    CANNOT,
-    ERROR_500,
-    NOT_FOUND,
-    OK,
-    REFUSED,
-    REJECTED,
-    RESET,
-    TIMEOUT,
-    TX,
-    UNAVAILABLE,
-    UNREACHABLE,
-    reading,
-    writing,
-)
 
 from sidecar.exchange.effects import (
     ClosePrefill,
@@ -41,6 +19,28 @@ from sidecar.wire.ext_proc import (
     BodyReply,
     PassReply,
     ResponseHeaders,
+)
+from tests.exchange.exchange_driver import (
+    ID,
+    PREFILL_OK,
+    PREFILL_WITHOUT_KV,
+    decode,
+    prefill,
+)
+from tests.exchange.exchange_events import (
+    CANNOT,
+    ERROR_500,
+    NOT_FOUND,
+    OK,
+    REFUSED,
+    REJECTED,
+    RESET,
+    TIMEOUT,
+    TX,
+    UNAVAILABLE,
+    UNREACHABLE,
+    reading,
+    writing,
 )
 
 # --- WRITE

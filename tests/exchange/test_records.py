@@ -2,7 +2,6 @@
 
 import msgspec
 import pytest
-from exchange_driver import member
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +21,7 @@ from sidecar.exchange.records import (
 from sidecar.routing.instance import Role, TransferMode
 from sidecar.routing.slots import Slot
 from sidecar.routing.view import View
+from tests.exchange.exchange_driver import member
 
 PLACED = Placed(
     exchange="e",

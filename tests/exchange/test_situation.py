@@ -4,7 +4,6 @@ import json
 
 import msgspec
 import pytest
-from exchange_driver import member
 
 from sidecar.exchange.own_paths import own_answer, why_not_ready
 from sidecar.exchange.reasons import Reason
@@ -13,6 +12,7 @@ from sidecar.routing.instance import Role
 from sidecar.routing.model_card import ModelCard
 from sidecar.routing.view import Member, View
 from sidecar.wire.paths import Own
+from tests.exchange.exchange_driver import member
 
 P, D = member(Role.PREFILL, 0), member(Role.DECODE, 1)
 
