@@ -58,9 +58,15 @@ def named_event(name: str, value: Any) -> bytes:
     return b"event: " + name.encode() + b"\ndata: " + dump(value) + b"\n\n"
 
 
-def error_event(error: ApiError) -> bytes:
-    """The event of an error after the headers have gone."""
-    return b"data: " + error.body() + b"\n\n"
+def failure_and_done(error: ApiError) -> bytes:
+    """An error after the headers have gone, as OpenAI's APIs have it in vLLM: an event, and the
+    stream ends cleanly."""
+    return b"data: " + error.body() + b"\n\n" + DONE
+
+
+def usage_and_done(head: Mapping[str, Any], usage: Mapping[str, Any] | None) -> list[bytes]:
+    """The last events: the usage, if that is wanted, and the end."""
+    return [*([data_event({**head, "choices": [], "usage": usage})] if usage else []), DONE]
 
 
 def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The routes of speech models: transcriptions and translations of an uploaded file."""
 
 import asyncio
+import time
 import uuid
 from collections.abc import Mapping
 from functools import partial
@@ -9,8 +10,10 @@ from typing import Any
 
 from aiohttp import web
 
-from sidecar.sim.audio import AudioRequest, Task, read_audio_request, suffer_xargs
+from sidecar.sim.api_error import ApiError
+from sidecar.sim.audio_answer import AudioAnswer
 from sidecar.sim.audio_form import read_form
+from sidecar.sim.audio_request import AudioRequest, Task, read_audio_request
 from sidecar.sim.core import Core
 from sidecar.sim.intake import Intake
 
@@ -45,19 +48,19 @@ class AudioRoutes:
             salt = urandom(16)
         if core.pace.ttft_s:
             await asyncio.sleep(core.pace.ttft_s)
+        answer = AudioAnswer(asked, salt)
         if asked.is_streamed:
-            return await self._stream(asked, request, salt)
-        text = "".join(asked.words(salt))
-        return web.Response(body=asked.whole(text), content_type="application/json")
+            own = request.headers.get("X-Request-Id") or uuid.uuid4().hex
+            return await self._stream(request, answer, f"{task}-{own}")
+        return web.Response(body=answer.whole(), content_type="application/json")
 
     async def _stream(
-        self, asked: AudioRequest, request: web.Request, salt: bytes
+        self, request: web.Request, answer: AudioAnswer, request_id: str
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
-        own = request.headers.get("X-Request-Id") or uuid.uuid4().hex
         rate = self._core.pace.tokens_per_s
-        for event in asked.events(f"{asked.task}-{own}", asked.words(salt)):
+        for event in answer.events(request_id, int(time.time())):
             await response.write(event)
             await asyncio.sleep(1 / rate if rate else 0)
         await response.write_eof()
@@ -65,5 +68,8 @@ class AudioRoutes:
 
     def _read(self, task: Task, form: Mapping[str, Any]) -> AudioRequest:
         asked = read_audio_request(task, form, self._core.models)
-        suffer_xargs(asked, self._core)
+        if "kv_transfer_params" in asked.xargs:
+            # They become sampling parameters, where KV parameters lie too: seen on vLLM 0.32.
+            self._core.counters.errors["kv_params_in_xargs"] += 1
+            raise ApiError(500, "Internal server error (sim: kv_transfer_params in vllm_xargs)")
         return asked

@@ -6,8 +6,7 @@ An event's constant parts are serialised once a request; each token is then a co
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sidecar.sim.answer import DONE, data_event, dump, error_event, usage_of
-from sidecar.sim.api_error import ApiError
+from sidecar.sim.answer import data_event, dump, failure_and_done, usage_and_done, usage_of
 from sidecar.sim.choice_run import ChoiceRun, Step
 from sidecar.sim.logprobs import prompt_logprobs
 from sidecar.sim.model_request import ModelRequest
@@ -65,14 +64,10 @@ class CompletionAnswer:
 
     def closing(self, _runs: Sequence[ChoiceRun], completion_tokens: int) -> list[bytes]:
         """The usage, if that is wanted, and the end."""
-        if not self._asked.include_usage:
-            return [DONE]
         usage = usage_of(self._asked.prompt_tokens, completion_tokens)
-        return [data_event({**self._head, "choices": [], "usage": usage}), DONE]
+        return usage_and_done(self._head, usage if self._asked.include_usage else None)
 
-    def failure(self, error: ApiError) -> bytes:
-        """vLLM reports in an event and ends the stream cleanly."""
-        return error_event(error) + DONE
+    failure = staticmethod(failure_and_done)
 
     def whole(
         self, runs: Sequence[ChoiceRun], kv_transfer_params: Mapping[str, Any] | None

@@ -10,9 +10,9 @@ from aiohttp import web
 from sidecar.sim.api_error import ApiError
 from sidecar.sim.connection import reset
 from sidecar.sim.core import Core
-from sidecar.sim.counters import Leg
 from sidecar.sim.fault_answer import error_answer
 from sidecar.sim.faults import Fault
+from sidecar.sim.kv_params import leg_of
 from sidecar.sim.model_request import read_json_object
 
 Asked = TypeVar("Asked")
@@ -81,7 +81,7 @@ class Intake:
             rank = self._core.pick_rank(self._pinned_rank(request))
         finally:
             # Also what is refused, so that a test can see why.
-            leg = _leg_of_body(body)
+            leg = leg_of(body.get("kv_transfer_params"))
             self._core.keep(request, raw, leg, rank)
         self._core.counters.ranks[leg][rank] += 1
         fault = self._core.faults.take(leg)
@@ -120,10 +120,3 @@ async def _suffer(fault: Fault, request: web.Request) -> web.Response | None:
         case "hang":
             await asyncio.get_running_loop().create_future()  # until the client leaves
     return None
-
-
-def _leg_of_body(body: Mapping[str, Any]) -> Leg:
-    kv = body.get("kv_transfer_params")
-    if isinstance(kv, dict) and kv.get("do_remote_decode"):
-        return "prefill"
-    return "decode" if isinstance(kv, dict) and kv.get("do_remote_prefill") else "plain"

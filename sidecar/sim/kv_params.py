@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sidecar.sim.counters import Leg
+
 
 @dataclass(frozen=True, slots=True)
 class KvParams:
@@ -26,6 +28,13 @@ class KvParams:
     """0 = not told."""
     remote_dp_rank_override: bool
     is_request_leader: bool | None
+
+
+def leg_of(params: Any) -> Leg:
+    """What a body is by the flags of its `kv_transfer_params`, whatever else is wrong with them."""
+    if isinstance(params, Mapping) and params.get("do_remote_decode"):
+        return "prefill"
+    return "decode" if isinstance(params, Mapping) and params.get("do_remote_prefill") else "plain"
 
 
 def read_kv_params(params: Mapping[str, Any]) -> KvParams:

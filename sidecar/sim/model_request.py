@@ -23,7 +23,7 @@ from sidecar.sim.fields import (
 )
 from sidecar.sim.forms import Form, is_named, read_form
 from sidecar.sim.images import ImageError
-from sidecar.sim.kv_params import KvParams, read_kv_params
+from sidecar.sim.kv_params import KvParams, leg_of, read_kv_params
 from sidecar.sim.logprobs import LogprobShape
 from sidecar.sim.models import Models
 from sidecar.sim.prompt import Api, Prompt, read_prompts
@@ -64,7 +64,7 @@ class ModelRequest:
     @property
     def leg(self) -> Leg:
         """What the request is to this engine: a leg of a pair, or a request served whole."""
-        return leg_of(self.kv)
+        return leg_of(self.body.get("kv_transfer_params"))
 
     @property
     def prompt_tokens(self) -> int:
@@ -108,15 +108,6 @@ class ModelRequest:
             and all(self.sampling.ends_at(prompt.eos_at) is None for prompt in self.prompts)
             and not (self.echo or self.continuous_usage or self.return_token_ids)
         )
-
-
-def leg_of(kv: KvParams | None) -> Leg:
-    """Prefill or decode by the flags of `kv_transfer_params`, else plain."""
-    if kv is not None and kv.do_remote_decode:
-        return "prefill"
-    if kv is not None and kv.do_remote_prefill:
-        return "decode"
-    return "plain"
 
 
 def read_json_object(content_type: str, raw: bytes) -> dict[str, Any]:

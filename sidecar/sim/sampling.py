@@ -10,7 +10,6 @@ from sidecar.sim.api_error import ApiError, BrokenRule
 from sidecar.sim.prompt import Api
 from sidecar.sim.words import VOCABULARY
 
-MAX_MODEL_LEN = 1 << 20  # tokens, unless --max-model-len says another
 MOST_LOGPROBS = 20  # vLLM's --max-logprobs
 _GREEDY_BELOW = 1e-5  # vLLM's own threshold of temperature
 _DEFAULT_MAX_TOKENS = {"completions": 16}  # vLLM's own default

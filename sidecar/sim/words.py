@@ -5,6 +5,7 @@ A token is a word. Its id follows from its text, so that logprobs, ids and stop 
 
 from collections.abc import Iterator
 from hashlib import blake2b
+from operator import itemgetter
 from typing import NamedTuple
 
 FIRST_WORD_ID = 1000
@@ -37,26 +38,21 @@ EOS_SHOWN = "</s>"
 
 def words_of(seed: bytes) -> Iterator[str]:
     """The words; every one but the first carries its leading space."""
-    space = ""
-    counter = 0
-    while True:
-        numbers = blake2b(counter.to_bytes(8, "big"), key=seed).digest()
-        for high, low in zip(numbers[::2], numbers[1::2], strict=True):
-            yield space + _SYLLABLES[high] + _SYLLABLES[low]
-            space = " "
-        counter += 1
+    return map(itemgetter(1), _numbered(seed))
 
 
 def tokens_of(seed: bytes) -> Iterator[Token]:
     """The same words with their ids."""
+    return (Token(FIRST_WORD_ID + number, text) for number, text in _numbered(seed))
+
+
+def _numbered(seed: bytes) -> Iterator[tuple[int, str]]:
     space = ""
     counter = 0
     while True:
         numbers = blake2b(counter.to_bytes(8, "big"), key=seed).digest()
         for high, low in zip(numbers[::2], numbers[1::2], strict=True):
-            yield Token(
-                FIRST_WORD_ID + high * 256 + low, space + _SYLLABLES[high] + _SYLLABLES[low]
-            )
+            yield high << 8 | low, space + _SYLLABLES[high] + _SYLLABLES[low]
             space = " "
         counter += 1
 

@@ -12,7 +12,6 @@ from sidecar.sim.messages import Push
 from sidecar.sim.model_request import read_model_request
 from sidecar.sim.notify_messages import WriteDone, WriteFailed
 from sidecar.sim.options import Rank, SimOptions
-from sidecar.sim.sampling import MAX_MODEL_LEN
 from tests.ports import free_port
 
 pytestmark = pytest.mark.asyncio
@@ -50,7 +49,7 @@ async def test_a_message_beside_the_clients_leaving_leaks_nothing(
     decode = Decode(core)
     params = {**KV, "remote_notify_port": free_port()}
     body = {"prompt": "hello", "kv_transfer_params": params}
-    request = read_model_request("completions", body, core.models, MAX_MODEL_LEN)
+    request = read_model_request("completions", body, core.models, core.options.max_model_len)
     waiting = asyncio.create_task(decode.obtain(request, read_kv_params(params), 0, "r"))
     await asyncio.sleep(0)
     assert core.waiting == 1

@@ -1,24 +1,16 @@
-"""What a speech model would write: words that follow from the file's bytes, and the fields."""
+"""One upload to a speech model as a checked value; what vLLM refuses with 4xx is refused here."""
 
 import json
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from hashlib import blake2b
-from itertools import islice
 from typing import Any, Literal
 
-from sidecar.sim.answer import DONE, data_event, dump, usage_of
 from sidecar.sim.api_error import ApiError, BrokenRule, InvalidBody
-from sidecar.sim.core import Core
 from sidecar.sim.models import Models, ServedModel
-from sidecar.sim.words import words_of
 
 Task = Literal["transcribe", "translate"]
-OBJECT: Mapping[Task, str] = {"transcribe": "transcription.chunk", "translate": "translation.chunk"}
 MOST_FILE_BYTES = 25 << 20  # vLLM's VLLM_MAX_AUDIO_CLIP_FILESIZE_MB
 WORDS = 12  # where no limit is given
-BYTES_A_SECOND = 32_000  # 16 kHz, 16 bits
 _SHAPING = ("language", "to_language", "prompt", "hotwords", "temperature", "seed")
 """Fields that change the words."""
 _FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
@@ -36,36 +28,6 @@ class AudioRequest:
     is_streamed: bool
     includes_usage: bool
     xargs: Mapping[str, Any]
-
-    def words(self, salt: bytes = b"") -> Iterator[str]:
-        """The transcript; `salt` is empty but on an engine that answers garbage."""
-        what = json.dumps([self.task, self.model.name, *self.shaping]).encode()
-        key = blake2b(what + salt + b"\0" + self.file).digest()
-        return islice(words_of(key), self.max_tokens)
-
-    def whole(self, text: str) -> bytes:
-        """The answer that is not streamed: JSON, also for `text`, as in vLLM 0.33."""
-        if self.task == "translate":
-            return dump({"text": text})
-        seconds = -(-len(self.file) // BYTES_A_SECOND)
-        return dump({"text": text, "usage": {"type": "duration", "seconds": seconds}})
-
-    def events(self, request_id: str, words: Iterator[str]) -> Iterator[bytes]:
-        """The streamed answer: an event a word, and one for its end."""
-        head = {
-            "id": request_id,
-            "object": OBJECT[self.task],
-            "created": int(time.time()),
-            "model": self.model.name,
-        }
-        for word in words:
-            yield data_event({**head, "choices": [{"delta": {"content": word}}]})
-        end = {"delta": {"content": ""}, "finish_reason": "stop", "stop_reason": None}
-        yield data_event({**head, "choices": [end]})
-        if self.includes_usage:
-            usage = usage_of(len(self.file), self.max_tokens)
-            yield data_event({**head, "choices": [], "usage": usage})
-        yield DONE
 
 
 def read_audio_request(task: Task, form: Mapping[str, Any], models: Models) -> AudioRequest:
@@ -104,13 +66,6 @@ def read_audio_request(task: Task, form: Mapping[str, Any], models: Models) -> A
         includes_usage=includes_usage,
         xargs=xargs,
     )
-
-
-def suffer_xargs(asked: AudioRequest, core: Core) -> None:
-    """They become sampling parameters, where KV parameters lie too: text there is no mapping to the
-    scheduler, and ends the engine. Raises EngineDead."""
-    if "kv_transfer_params" in asked.xargs:
-        raise core.die("kv_params_in_xargs")
 
 
 def _read_xargs(form: Mapping[str, Any]) -> Mapping[str, Any]:
