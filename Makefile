@@ -43,7 +43,7 @@ test: $(INSTALLED)  ## The tests, with a real Envoy (some minutes)
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not timed" --ignore tests/clients
 
 test-timed: $(INSTALLED)  ## Those that promise times, one at a time (some minutes more)
-	$(BIN)/python -m pytest -m timed
+	$(BIN)/python -m pytest -m timed --ignore tests/clients
 
 test-clients: $(WITH_CLIENTS)  ## Clients of others, unmodified: openai, anthropic, LangChain, lm_eval, ...
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/clients
