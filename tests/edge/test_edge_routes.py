@@ -1,7 +1,5 @@
 """Which paths exist at the edge, by which method, and that no other path leads anywhere."""
 
-from collections.abc import Iterator
-
 import pytest
 from edge_client import ask, raw_until_closed
 from envoy_edge import Edge
@@ -9,24 +7,6 @@ from envoy_edge import Edge
 from sidecar.wire.paths import API_PATHS, MODEL_PATHS, Single, api_of, own_of, single_of
 
 pytestmark = pytest.mark.e2e
-
-
-@pytest.fixture(scope="module")
-def shared_edge() -> Iterator[Edge]:
-    edge = Edge()
-    try:
-        edge.start()
-        yield edge
-    finally:
-        edge.stop()
-
-
-@pytest.fixture
-def edge(shared_edge: Edge) -> Edge:
-    shared_edge.engine.requests.clear()
-    shared_edge.engine.methods.clear()
-    shared_edge.seen.clear()
-    return shared_edge
 
 
 CLOSE = b"Connection: close\r\n\r\n"

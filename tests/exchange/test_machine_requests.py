@@ -3,7 +3,14 @@
 import json
 
 import pytest
-from exchange_driver import (
+
+from sidecar.exchange.events import ClientLeft
+from sidecar.exchange.situation import Limits, Situation
+from sidecar.routing.instance import Role, TransferMode
+from sidecar.routing.model_card import ModelCard
+from sidecar.routing.slots import Demand, NoPlacement, Placement
+from sidecar.wire.ext_proc import BodyReply, HeadersReply, RequestBody
+from tests.exchange.exchange_driver import (
     BODY,
     ID,
     PREFILL_OK,
@@ -14,14 +21,7 @@ from exchange_driver import (
     prefill,
     read_pair,
 )
-from exchange_events import REJECTED
-
-from sidecar.exchange.events import ClientLeft
-from sidecar.exchange.situation import Limits, Situation
-from sidecar.routing.instance import Role, TransferMode
-from sidecar.routing.model_card import ModelCard
-from sidecar.routing.slots import Demand, NoPlacement, Placement
-from sidecar.wire.ext_proc import BodyReply, HeadersReply, RequestBody
+from tests.exchange.exchange_events import REJECTED
 
 SEVERAL = Situation(
     has_prefill=True,
