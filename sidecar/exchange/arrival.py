@@ -95,8 +95,7 @@ class Arrival:
             if isinstance(model, Refusal):
                 return model
             self.is_placed_by_body = True
-            label = self._situation.model_label(model)
-            self.asked = Asked(api=None, model_label=label, body_bytes=len(body))
+            self._was_asked(model, body, is_streaming=False)
             return single_demand(self.path, model, self._limits)
         request = read_request(
             self._exchange_id, api, self.headers, body, self._situation, self._limits
@@ -104,13 +103,16 @@ class Arrival:
         if isinstance(request, Refusal):
             return request
         self.request = request
-        self.asked = Asked(
-            api=request.api,
-            model_label=request.model_label,
-            is_streaming=request.is_streaming,
-            body_bytes=request.body_bytes,
-        )
+        self._was_asked(request.model, body, is_streaming=request.is_streaming)
         return demand_of(request, self._limits, frozenset())
+
+    def _was_asked(self, model: str, body: bytes, *, is_streaming: bool) -> None:
+        self.asked = Asked(
+            api=self.asked.api,
+            model_label=self._situation.model_label(model),
+            is_streaming=is_streaming,
+            body_bytes=len(body),
+        )
 
     def lack(self, reason: Reason) -> str:
         """What is said when nothing can be placed: of several models, of which."""

@@ -34,12 +34,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     fields: openai.Fields
     model: str
     """as the client wrote it; empty: it named none"""
-    model_label: str
-    """for metrics and logs"""
     is_streaming: bool
     can_transfer: bool
     """False: one instance serves it whole"""
-    body_bytes: int
 
 
 def refuse_headers(
@@ -100,10 +97,8 @@ def read_request(
         headers=headers,
         fields=fields,
         model=model,
-        model_label=situation.model_label(model),
         is_streaming=openai.is_true(fields, "stream"),
         can_transfer=can_transfer(fields, api, situation.context_tokens(model)),
-        body_bytes=len(body),
     )
 
 

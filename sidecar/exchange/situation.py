@@ -1,6 +1,7 @@
 """What an exchange needs to know of its surroundings: frozen, made once for each pool view."""
 
 from collections.abc import Iterable
+from functools import cached_property
 
 import msgspec
 
@@ -28,7 +29,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """replaces the client's Authorization on both legs"""
 
 
-class Situation(msgspec.Struct, frozen=True, kw_only=True):
+class Situation(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The pool, as far as a request's headers and fields ask."""
 
     is_draining: bool = False
@@ -52,18 +53,20 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
 
     def context_tokens(self, model: str) -> int | None:
         """Of prompt and answer together, the least that any instance says; None: unknown."""
-        name = model or self.default_model
-        cards = {card.name: card for card in self.cards}
-        card = cards.get(name or "")
+        card = self._by_name.get(model or self.default_model or "")
         if card is not None and card.max_model_len is None and card.parent is not None:
-            card = cards.get(card.parent)  # an adapter has its model's
+            card = self._by_name.get(card.parent)  # an adapter has its model's
         return card.max_model_len if card is not None else None
 
     def model_label(self, model: str) -> str:
         """The name for metrics and logs: clients may write anything, instances serve little."""
         name = model or self.default_model or ""
-        is_known = any(card.name == name for card in self.cards)
-        return name if is_known or not name else "other"
+        return name if name in self._by_name or not name else "other"
+
+    @cached_property
+    def _by_name(self) -> dict[str, ModelCard]:
+        """Made once for a view, not for each request: engines may have a thousand adapters."""
+        return {card.name: card for card in self.cards}
 
 
 def survey(view: View) -> Situation:
