@@ -16,7 +16,7 @@ MODEL = "MODEL"
 _PLACES = """
 pd-sidecar {state}
   OpenAI API      {url}/v1
-  engines         register at {registration} ({engines})
+  engines         {engines}
   metrics         {observe}/metrics and /envoy/metrics
   status          {program} status --admin {admin}
   run directory   {run_dir}
@@ -73,11 +73,13 @@ def _places(up: Up, ready: list[dict[str, Any]], state: str) -> str:
     config = up.config
     counts = {r: sum(one["role"] == r for one in ready) for r in ("prefill", "decode")}
     known = ", ".join(f"{n} {role}" for role, n in counts.items())
+    register = f"register at {config.registration.listen}"
+    named = "NIXL, of `instances` in the configuration"
+    engines = named if config.connector == "nixl" else register
     return _PLACES.format(
         state=state,
         url=url_of(up),
-        registration=config.registration.listen,
-        engines=f"{known} ready" if ready else "none ready yet",
+        engines=f"{engines} ({f'{known} ready' if ready else 'none ready yet'})",
         observe=local_url(config.observe.listen),
         program=program(),
         admin=config.admin.listen,
@@ -118,7 +120,8 @@ def slot_table(instances: list[dict[str, Any]]) -> Table:
     for one in instances:
         age = one["heartbeat_age_s"]
         state = one["state"] if one["is_placeable"] or one["state"] != "ready" else "no ACK"
-        head = [one["name"], one["role"], one["address"], state, one["transfer_mode"]]
+        mode = "NIXL" if one["connector"] == "nixl" else one["transfer_mode"]
+        head = [one["name"], one["role"], one["address"], state, mode]
         head += [one["version"] or "?", "static" if age is None else f"{age:.1f} s"]
         head += [", ".join(one["models"]) or "?"] if shows_models else []
         for i, rank in enumerate(one["ranks"]):

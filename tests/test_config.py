@@ -170,6 +170,70 @@ def test_what_two_keys_say_together_is_checked(text: str, key: str) -> None:
     assert found.startswith(f"{key}: ")
 
 
+NIXL = """
+connector: nixl
+instances:
+  - {role: prefill, url: 'http://a:1'}
+  - {role: decode, url: 'http://b:1', dp_size: 2, tp_size: 2, transfer_mode: READ, connector: nixl}
+"""
+
+
+def test_a_pool_of_nixl_is_named_whole_in_the_configuration() -> None:
+    """Role and URL are enough, and ranks with tensor parallelism are no fault there."""
+    config = loaded(NIXL)
+    assert (config.connector, len(config.instances)) == ("nixl", 2)
+    assert loaded(CONNECTOR="nixl").connector == "nixl"
+    assert loaded().connector == "moriio"
+
+
+@pytest.mark.parametrize(
+    ("pool", "instance", "expected"),
+    [
+        (
+            "nixl",
+            "connector: moriio",
+            "instances[1].connector: moriio in a pool of connector nixl: one pool has one "
+            "connector; run a second router for the others",
+        ),
+        (
+            "moriio",
+            "connector: nixl",
+            "instances[1].connector: nixl in a pool of connector moriio: one pool has one "
+            "connector; run a second router for the others",
+        ),
+        ("nixl", "transfer_mode: WRITE", "instances[1].transfer_mode: WRITE is MoRI-IO's; "),
+        (
+            "nixl",
+            "zmq_address: 'host:a,handshake:1,notify:2'",
+            "instances[1].zmq_address: is MoRI-IO's; ",
+        ),
+        ("nixl", "connector: NIXL", "instances[1].connector: expected one of moriio, nixl or null"),
+    ],
+)
+def test_what_does_not_go_with_the_pools_connector_is_a_fault(
+    pool: str, instance: str, expected: str
+) -> None:
+    """It says whose it is, and the way out."""
+    first = "{role: prefill, url: 'http://a:1'}"
+    text = f"connector: {pool}\ninstances: [{first}, {{role: decode, url: 'http://b:1', %s}}]"
+    (found,) = faults(text % instance)
+    assert found.startswith(expected)
+    assert loaded(text % "models: []")
+
+
+def test_notices_are_not_for_nixl() -> None:
+    """They would go to ports that its engines do not have."""
+    (found,) = faults("connector: nixl\nengine: {release_kv: true}")
+    assert found.startswith("engine.release_kv: notices are MoRI-IO's; ")
+    assert loaded("engine: {release_kv: true}").engine.release_kv
+
+
+def test_a_connector_that_is_none_is_a_fault() -> None:
+    """Spelt as the key's values are."""
+    (found,) = faults("connector: mooncake")
+    assert found == "connector: expected one of moriio, nixl, got 'mooncake'"
+
+
 @pytest.mark.parametrize(
     "origin",
     ["*", "https://chat.example.com", "http://localhost:3000", "http://127.0.0.1", "http://[::1]:80",

@@ -15,6 +15,7 @@ from sidecar.app.accounting import Accounting
 from sidecar.app.files import envoy_yaml
 from sidecar.app.orphans import Orphans
 from sidecar.app.pool_keeper import Outlets, PoolKeeper
+from sidecar.app.pool_warnings import pool_warnings
 from sidecar.config import Config
 from sidecar.edge.access_log_server import AccessLogServer
 from sidecar.edge.admin_server import AdminServer, Readings
@@ -29,6 +30,7 @@ from sidecar.edge.worker_link import LinkServer
 from sidecar.errors import StartError
 from sidecar.exchange.ledger import Ledger
 from sidecar.exchange.records import FromWorker, Hello
+from sidecar.routing.instance import Connector
 from sidecar.routing.instance_reply import InstanceReply
 from sidecar.routing.registry import Registry
 from sidecar.telemetry.metrics import Metrics
@@ -64,7 +66,8 @@ class Control:
             ejection_rule=settings.ejection_rule(config),
         )
         models = {i.address: e.models for i, e in zip(static, config.instances, strict=True)}
-        self.keeper = PoolKeeper(registry, self.accounting, self.metrics, models)
+        self._connector = Connector(config.connector)
+        self.keeper = PoolKeeper(registry, self.accounting, self.metrics, models, self._connector)
         self.accounting.on_evidence = self.keeper.judged
         self._notifier = KvNotifier() if config.engine.release_kv else None
         self._orphans = Orphans(
@@ -130,6 +133,8 @@ class Control:
 
     async def _start(self, prober: Prober) -> None:
         """Take the ports first, then serve; engines are heard last, when all else is there."""
+        for warning in pool_warnings(self._config):
+            log.warning("%s", warning)
         self._listener.bind()
         self._fan_out = FanOut(
             settings.api_key(self._config), self._config.tuning.upstream.connect_timeout_s
@@ -342,7 +347,7 @@ class Control:
 
     def _load(self, registry: Registry) -> None:
         path = self._run_dir.registry
-        saved = registry_file.load(path)
+        saved = registry_file.load(path, self._connector)
         if saved is None:
             return
         changes = registry.from_file(saved, monotonic(), time())

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from sidecar.edge.kv_notifier import KvNotifier
 from sidecar.exchange.ledger import Closed
+from sidecar.exchange.reasons import Reason
 from sidecar.routing.slots import Slot
 from sidecar.routing.view import Member
 from sidecar.wire.kv_notice import Notice, release
@@ -42,7 +43,9 @@ class Orphans:
         placed, since = closed.placed, closed.orphaned_since
         if placed is None or placed.prefill is None or since is None:
             return
-        is_held = now - since < self._latest_s
+        # An engine of another connector has the blocks under another name, and listens elsewhere.
+        is_other = closed.reason is Reason.WRONG_CONNECTOR
+        is_held = not is_other and now - since < self._latest_s
         notice = (
             self._release(placed.prefill, placed.transfer_id, closed.since) if is_held else None
         )

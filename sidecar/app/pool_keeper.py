@@ -13,7 +13,8 @@ from time import monotonic
 import msgspec
 
 from sidecar.app.accounting import Accounting
-from sidecar.routing.instance import Instance, Role, State, Version
+from sidecar.errors import HeartbeatError
+from sidecar.routing.instance import Connector, Instance, Role, State, Version
 from sidecar.routing.model_card import ModelCard
 from sidecar.routing.probe import ProbeOutcome, ProbeTarget
 from sidecar.routing.record import Change, ChangeKind
@@ -50,12 +51,15 @@ class PoolKeeper:
         accounting: Accounting,
         metrics: Metrics,
         static_models: dict[str, tuple[str, ...]],
+        connector: Connector = Connector.MORIIO,
     ) -> None:
+        """`connector`: the pool's, and of nobody else who registers."""
         self.registry = registry
         self.view = View(number=0)
         self._accounting = accounting
         self._metrics = metrics
         self._static_models = static_models
+        self._connector = connector
         self._outlets: Outlets | None = None
         self._revision = -1
         self._removed: set[str] = set()
@@ -73,7 +77,14 @@ class PoolKeeper:
     # --- events
 
     def heard(self, instance: Instance, _sender: str) -> None:
-        """Raises HeartbeatError(`full`), which the listener counts."""
+        """Raises HeartbeatError(`full`, `connector`), which the listener counts."""
+        if instance.connector is not self._connector:
+            raise HeartbeatError(
+                "connector",
+                f"{instance.role} {instance.address} has the connector {instance.connector}, and "
+                f"this pool has connector: {self._connector}. Start that engine with the pool's "
+                "connector, or a router with the engine's",
+            )
         self._metrics.heartbeats.inc()
         self._apply(self.registry.hear(instance, monotonic()))
 
@@ -170,7 +181,7 @@ class PoolKeeper:
 
     def _say(self, change: Change) -> None:
         instance = change.instance
-        sizes = f"dp {instance.dp_size} tp {instance.tp_size} {instance.transfer_mode}"
+        sizes = f"dp {instance.dp_size} tp {instance.tp_size} {instance.transfer}"
         detail = f": {change.detail}" if change.detail else ""
         log.info("%s %s %s (%s)%s", instance.role, instance.address, change.kind, sizes, detail)
         if change.warning:
@@ -244,6 +255,7 @@ class PoolKeeper:
                     "state": member.state,
                     "is_placeable": member.is_placeable,
                     "is_static": one.is_static,
+                    "connector": one.connector,
                     "transfer_mode": one.transfer_mode,
                     "dp_size": one.dp_size,
                     "tp_size": one.tp_size,

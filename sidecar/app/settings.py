@@ -10,7 +10,7 @@ from sidecar.config import WORKERS_MAX, Config, StaticInstance, port_of
 from sidecar.edge.run_dir import RunDir
 from sidecar.errors import ConfigError, HeartbeatError
 from sidecar.exchange.situation import Limits
-from sidecar.routing.instance import Instance, Role, TransferMode
+from sidecar.routing.instance import Connector, Instance, Role, TransferMode
 from sidecar.routing.standing import EjectionRule
 from sidecar.wire.heartbeat import parse_zmq_address
 from sidecar.wire.names import join_address, split_address
@@ -122,7 +122,7 @@ def static_instances(config: Config) -> list[Instance]:
     instances: dict[str, Instance] = {}
     for i, entry in enumerate(config.instances):
         try:
-            instance = _static_instance(entry)
+            instance = _static_instance(entry, Connector(entry.connector or config.connector))
         except (ValueError, HeartbeatError) as error:
             faults.append(f"instances[{i}]: {error}")
             continue
@@ -134,7 +134,7 @@ def static_instances(config: Config) -> list[Instance]:
     return list(instances.values())
 
 
-def _static_instance(entry: StaticInstance) -> Instance:
+def _static_instance(entry: StaticInstance, connector: Connector) -> Instance:
     scheme, _, rest = entry.url.partition("://")
     if scheme not in ("http", "https") or not rest:
         raise ValueError(f"url: expected http://host:port, got {entry.url!r}")
@@ -146,6 +146,7 @@ def _static_instance(entry: StaticInstance) -> Instance:
         address=join_address(host, port),
         role=Role(entry.role),
         transfer_mode=TransferMode(entry.transfer_mode),
+        connector=connector,
         dp_size=entry.dp_size,
         tp_size=entry.tp_size,
         kv_host=kv_host,

@@ -3,7 +3,7 @@
 import ipaddress
 import re
 
-from sidecar.config.keys import WORKERS_MAX, Config
+from sidecar.config.keys import WORKERS_MAX, Config, StaticInstance
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
 """As browsers write it (RFC 6454 §6.2); compared byte by byte"""
@@ -74,12 +74,46 @@ def cross_faults(config: Config) -> list[str]:
         if listen in keys and port_of(listen):
             faults.append(f"{where}: {listen} is also {keys[listen]}")
         keys[listen] = where
+    return faults + _connector_faults(config)
+
+
+def _connector_faults(config: Config) -> list[str]:
+    """What does not go with the pool's connector."""
+    pool, faults = config.connector, []
+    if pool == "nixl" and config.engine.release_kv:
+        faults.append(
+            "engine.release_kv: notices are MoRI-IO's; with connector: nixl engines free blocks "
+            "that nobody fetches by themselves, when their lease is over (kv_lease_duration)"
+        )
     for i, instance in enumerate(config.instances):
-        if instance.dp_size > 1 and instance.tp_size > 1:
+        own = instance.connector or pool
+        if own != pool:
+            faults.append(
+                f"instances[{i}].connector: {own} in a pool of connector {pool}: one pool has one "
+                "connector; run a second router for the others"
+            )
+        elif own == "nixl":
+            faults += _nixl_faults(f"instances[{i}]", instance)
+        elif instance.dp_size > 1 and instance.tp_size > 1:
             faults.append(
                 f"instances[{i}]: dp_size and tp_size are both above 1, which MoRI-IO cannot "
                 "address"
             )
+    return faults
+
+
+def _nixl_faults(where: str, instance: StaticInstance) -> list[str]:
+    faults = []
+    if instance.transfer_mode == "WRITE":
+        faults.append(
+            f"{where}.transfer_mode: WRITE is MoRI-IO's; with connector: nixl decode pulls, after "
+            "prefill has answered (leave it out, or READ)"
+        )
+    if instance.zmq_address:
+        faults.append(
+            f"{where}.zmq_address: is MoRI-IO's; with connector: nixl decode finds prefill by what "
+            "prefill answers (leave it out)"
+        )
     return faults
 
 

@@ -8,6 +8,9 @@ WORKERS_MAX = 8
 """worker processes"""
 
 
+ConnectorName = typing.Literal["moriio", "nixl"]
+
+
 class Section(msgspec.Struct, frozen=True, kw_only=True):
     """A group of keys."""
 
@@ -74,7 +77,8 @@ class Probe(Section, frozen=True, kw_only=True):
 class Placement(Section, frozen=True, kw_only=True):
     aggregated_role: typing.Literal["prefill", "decode"] = "prefill"
     """Who serves requests that one KV transfer cannot carry (`n` above 1, several prompts, `echo`).
-    decode only where its engine does that right: vLLM 0.33 in READ, 0.32 in WRITE; else prefill."""
+    decode only where its engine does that right: vLLM 0.33 in READ, 0.32 in WRITE, all with NIXL;
+    else prefill."""
 
 
 class Prefill(Section, frozen=True, kw_only=True):
@@ -119,7 +123,8 @@ class Engine(Section, frozen=True, kw_only=True):
     """its content replaces the clients' Authorization towards the engines, and is used by probes"""
     release_kv: bool = False
     """Tell engines from vLLM 0.33 on over ZMQ to free KV blocks that no transfer will fetch or
-    fill. Off: they are counted, and in WRITE those of decode are lost until it restarts."""
+    fill. Off: they are counted, and in WRITE those of decode are lost until it restarts. MoRI-IO
+    only, as the two below."""
     transfer_timeout_s: float = 30.0
     """The engines' own `transfer_timeout`: so long a prefill engine may still push for a leg that
     is over, and no block of decode is freed"""
@@ -137,9 +142,11 @@ class StaticInstance(Section, frozen=True, kw_only=True):
     tp_size: int = 1
     transfer_mode: typing.Literal["READ", "WRITE"] = "READ"
     zmq_address: str = ""
-    """`host:H,handshake:P,notify:P`, as the engine would register it"""
+    """`host:H,handshake:P,notify:P`, as the engine would register it; MoRI-IO only"""
     models: tuple[str, ...] = ()
     """empty: asked of the instance"""
+    connector: ConnectorName | None = None
+    """null: the pool's, and nothing else is served"""
 
 
 class Telemetry(Section, frozen=True, kw_only=True):
@@ -190,6 +197,10 @@ class Tuning(Section, frozen=True, kw_only=True):
 
 
 class Config(Section, frozen=True, kw_only=True):
+    connector: ConnectorName = "moriio"
+    """The KV connector of all engines of this pool, as their `--kv-transfer-config` has it: moriio
+    (MoRIIOConnector) or nixl (NixlConnector). Engines with NIXL do not register: name them in
+    `instances`."""
     edge: Edge = Edge()
     registration: Registration = Registration()
     observe: Observe = Observe()

@@ -53,7 +53,7 @@ class _Written(str):
     __slots__ = ()
 
     def read(self, hint: typing.Any) -> object:
-        is_optional = isinstance(hint, types.UnionType)
+        is_optional = _is_union(hint)
         if is_optional and self in ("", "null"):
             return None
         if hint is str or (is_optional and str in typing.get_args(hint)):
@@ -130,9 +130,14 @@ def _value(hint: typing.Any, value: object, where: str, faults: list[str]) -> ob
     return msgspec.convert(value, hint)
 
 
+def _is_union(hint: typing.Any) -> bool:
+    """`X | None`; of a Literal it is another type than of a class (until Python 3.14)."""
+    return isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
+
+
 def _words(hint: typing.Any) -> str:
     names = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
-    if isinstance(hint, types.UnionType):
+    if _is_union(hint):
         return " or ".join(_words(part) for part in typing.get_args(hint))
     if hint is type(None):
         return "null"

@@ -31,7 +31,7 @@ KEEPALIVE_IDLE_S = 30
 MESSAGES_A_TURN = 64
 """read in a row before the event loop gets its turn; 64 take about 1 ms"""
 MAX_WARNED = 4096
-"""addresses remembered as warned about"""
+"""lines remembered that are said once"""
 
 OnHeartbeat = Callable[[Instance, str], None]
 """(instance, the sender's IP or ""); may raise HeartbeatError, which is counted like any other"""
@@ -169,10 +169,15 @@ class HeartbeatListener:
 
     def _reject(self, fault: HeartbeatError, sender: str) -> None:
         self._counts[fault.reason] = self._counts.get(fault.reason, 0) + 1
-        unsaid = self._faults.unsaid(fault.reason, asyncio.get_running_loop().time())
-        if unsaid is not None:
-            more = f" ({unsaid} more like it)" if unsaid else ""
-            log.warning("registration from %s dropped: %s%s", sender, fault, more)
+        if fault.reason == "connector":
+            # A good registration that nothing but an operator can mend: once for each engine.
+            if self._is_new(f"{sender} {fault.detail}"):
+                log.warning("registration from %s dropped: %s", sender, fault)
+        else:
+            unsaid = self._faults.unsaid(fault.reason, asyncio.get_running_loop().time())
+            if unsaid is not None:
+                more = f" ({unsaid} more like it)" if unsaid else ""
+                log.warning("registration from %s dropped: %s%s", sender, fault, more)
         if self._on_rejected is not None:
             self._on_rejected(fault.reason, fault.detail)
 
@@ -180,11 +185,15 @@ class HeartbeatListener:
         """Warn once of a record that names another host than it came from: engines behind NAT or
         with a wrong `host_ip` register an address that leads elsewhere."""
         address = instance.address
-        if address in self._warned or len(self._warned) >= MAX_WARNED:
-            return
-        if host_differs(instance, sender):
-            self._warned.add(address)
+        if host_differs(instance, sender) and self._is_new(address):
             log.warning("instance %s registers from %s, another host", address, sender)
+
+    def _is_new(self, line: str) -> bool:
+        """Whether to say what is said once; remembers it."""
+        if line in self._warned or len(self._warned) >= MAX_WARNED:
+            return False
+        self._warned.add(line)
+        return True
 
 
 def _sender_of(frames: Sequence[zmq.Frame]) -> str:

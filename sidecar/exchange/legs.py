@@ -14,8 +14,8 @@ from sidecar.routing.instance import TransferMode
 from sidecar.routing.slots import Placement, Slot, Target
 from sidecar.wire import kv_transfer
 from sidecar.wire.ext_proc import DESTINATION, STRIPPED, BodyReply, HeadersReply
-from sidecar.wire.openai import Fields, join
-from sidecar.wire.paths import SUFFIX, Api
+from sidecar.wire.openai import join
+from sidecar.wire.paths import SUFFIX
 
 _NOT_FORWARDED = frozenset(
     (
@@ -27,13 +27,6 @@ _NOT_FORWARDED = frozenset(
 """Hop-by-hop, set anew for the prefill leg, or not the client's to set."""
 
 _PREFIXES_NOT_FORWARDED = (":", "x-envoy-", "x-pd-")
-
-
-def can_name_each_other(request: Request, prefill: Target, decode: Target) -> bool:
-    """False: this pair needs embedded addresses, and `/v1/responses` ignores the request id that
-    carries them; the request is then served aggregated (design §3)."""
-    versions = (prefill.member.version, decode.member.version)
-    return request.api is not Api.RESPONSES or not kv_transfer.embeds_addresses(versions)
 
 
 def prefill_leg(
@@ -88,7 +81,7 @@ def decode_leg(
     placement: Placement,
     pair: kv_transfer.Pair,
     limits: Limits,
-    handed_over: Fields | None,
+    handed_over: kv_transfer.HandedOver | None,
     metadata: dict[str, str],
 ) -> BodyReply:
     """The decode leg, for Envoy to send. `handed_over`: what prefill returned (READ), else None."""
@@ -97,7 +90,8 @@ def decode_leg(
     if placement.mode is TransferMode.WRITE:
         body = kv_transfer.decode_body_write(request.fields, pair)
     else:
-        body = kv_transfer.decode_body_read(request.fields, pair, handed_over or {})
+        assert handed_over is not None
+        body = kv_transfer.decode_body_read(request.fields, pair, handed_over)
     request_id = kv_transfer.request_id(pair, request.exchange)
     reply = _to_instance(request, target, body, limits, metadata, request_id)
     return reply if placement.spare is None else _with_spare(reply, placement.spare)

@@ -43,7 +43,7 @@ from sidecar.exchange.events import Broke, ClientLeft, Event, PrefillAnswered, P
 from sidecar.exchange.holding import Holding
 from sidecar.exchange.intake import Refusal, Request
 from sidecar.exchange.phase import CLIENT_PHASE, IllegalEvent, Phase
-from sidecar.exchange.prefill_leg import Ended, PrefillLeg, fault_of
+from sidecar.exchange.prefill_leg import Ended, PrefillLeg
 from sidecar.exchange.reasons import Reason
 from sidecar.exchange.receipt import client_id, refused_record, with_route
 from sidecar.exchange.records import Placed
@@ -152,7 +152,8 @@ class Exchange:
         request, self._placement = self._request, event
         if event.prefill is None or event.decode is None:
             return self._serve_aggregated(event.answering)
-        if not legs.can_name_each_other(request, event.prefill, event.decode):
+        ends = event.prefill.member, event.decode.member
+        if not kv_transfer.can_name_each_other(request.api, *ends):
             return self._serve_aggregated(event.prefill)
         self._pair = kv_transfer.Pair(
             prefill=event.prefill.member,
@@ -163,7 +164,8 @@ class Exchange:
         )
         deadline = self._prefill.deadline
         start = legs.prefill_leg(request, event, self._pair, self._limits, deadline, now)
-        self._prefill.begin(start.transfer.transfer_id if start.transfer else None)
+        awaited = start.transfer.transfer_id if start.transfer else None
+        self._prefill.begin(self._pair.connector, awaited)
         taken = self._holding.take_pair(
             self._answers, self._arrival.asked, event, self._pair.transfer_id
         )
@@ -214,8 +216,8 @@ class Exchange:
     def _on_prefill_ended(self, event: Ended, now: float) -> list[Effect]:
         assert self._placement is not None
         assert self._placement.prefill is not None
-        reason = fault_of(event)
         effects = self._prefill.end(event)
+        reason = self._prefill.fault
         if reason is None:
             assert isinstance(event, PrefillAnswered)
             return self._prefill_done(event, effects)
@@ -227,7 +229,8 @@ class Exchange:
         if reason is Reason.PREFILL_REJECTED:
             assert isinstance(event, PrefillAnswered)
             return self._finish([Send(self._answers.rejection(event)), *effects], reason)
-        return self._finish([Send(self._answers.refusal(reason)), *effects], reason)
+        refusal = self._answers.refusal(reason, self._prefill.detail)
+        return self._finish([Send(refusal), *effects], reason)
 
     def _prefill_done(self, event: PrefillAnswered, effects: list[Effect]) -> list[Effect]:
         assert self._placement is not None

@@ -6,26 +6,32 @@ from sidecar.exchange.events import PrefillAnswered, PrefillFailed
 from sidecar.exchange.reasons import Reason
 from sidecar.exchange.records import PrefillEnded
 from sidecar.exchange.situation import Limits
+from sidecar.routing.instance import Connector
 from sidecar.routing.slots import Slot, Target, every_slot
 from sidecar.wire import kv_transfer
-from sidecar.wire.openai import Fields
 
 NEVER_BEGAN = frozenset(
-    (Reason.PREFILL_REFUSED, Reason.PREFILL_UNREACHABLE, Reason.PREFILL_REJECTED)
+    (
+        Reason.PREFILL_REFUSED,
+        Reason.PREFILL_UNREACHABLE,
+        Reason.PREFILL_REJECTED,
+        Reason.WRONG_CONNECTOR,
+    )
 )
-"""prefill did no work, so nothing of it can still be on its way to decode"""
+"""prefill did no work, or none for decode, so nothing of it can still be on its way there"""
 _OF_THE_WHOLE = frozenset(
     (Reason.PREFILL_REFUSED, Reason.PREFILL_UNREACHABLE, Reason.PREFILL_UNAVAILABLE)
 )
 """no rank of the instance would do better"""
-_FINAL = frozenset((Reason.PREFILL_REJECTED, Reason.PREFILL_TIMEOUT))
-"""another slot would answer the same, or there is no time left for it"""
+_FINAL = frozenset((Reason.PREFILL_REJECTED, Reason.PREFILL_TIMEOUT, Reason.WRONG_CONNECTOR))
+"""Another slot would answer the same, or there is no time left for it. With a wrong connector: an
+operator must hear of it, and served from elsewhere nobody would."""
 
 Ended = PrefillAnswered | PrefillFailed
 
 
-def fault_of(event: Ended) -> Reason | None:
-    """Why the leg failed; None: 2xx."""
+def _fault_of(event: Ended) -> Reason | None:
+    """Why the leg failed, by its status; None: 2xx."""
     if isinstance(event, PrefillFailed):
         return event.reason
     if 200 <= event.status < 300:
@@ -46,11 +52,16 @@ class PrefillLeg:
         """of all attempts together, monotonic seconds"""
         self.attempt = 0
         self.is_running = False
-        self.handed_over: Fields | None = None
+        self.handed_over: kv_transfer.HandedOver | None = None
         """the KV parameters of its answer"""
+        self.fault: Reason | None = None
+        """of the attempt that ended last; None: it answered as it should"""
+        self.detail = ""
+        """what there is to say of that fault; empty: what its reason says"""
         self.failure: Reason | None = None
-        """why the last attempt failed"""
+        """why the last attempt failed that another one followed"""
         self.tried: frozenset[Slot] = frozenset()
+        self._connector = Connector.MORIIO
         self._awaited: str | None = None
         """WRITE: the transfer whose push decode waits for"""
 
@@ -64,22 +75,33 @@ class PrefillLeg:
         self.attempt += 1
         return f"tx-{self._exchange}-{self.attempt}"
 
-    def begin(self, awaited: str | None) -> None:
-        self.is_running, self._awaited = True, awaited
+    def begin(self, connector: Connector, awaited: str | None) -> None:
+        self.is_running, self._connector, self._awaited = True, connector, awaited
 
     def end(self, event: Ended) -> list[Effect]:
-        """It ended by itself."""
-        reason = fault_of(event)
-        self.handed_over = None
+        """It ended by itself; `fault` and `handed_over` say how."""
+        self.fault, self.detail, self.handed_over = _fault_of(event), "", None
         has_kv = False
-        if isinstance(event, PrefillAnswered) and reason is None:
-            if event.body is not None:
-                self.handed_over = kv_transfer.handed_over(event.body)
-            has_kv = event.body is None or self.handed_over is not None
-        ended = self._ended(event.seconds, reason, has_kv=has_kv)
-        if reason is None:
+        if isinstance(event, PrefillAnswered) and self.fault is None:
+            has_kv = event.body is None or self._takes(event.body)
+        ended = self._ended(event.seconds, self.fault, has_kv=has_kv)
+        if self.fault is None:
             return [*ended, *self._no_longer_awaited(is_answered=True)]
-        return [*ended, *self._failed(is_certain=reason in NEVER_BEGAN)]
+        return [*ended, *self._failed(is_certain=self.fault in NEVER_BEGAN)]
+
+    def _takes(self, body: bytes) -> bool:
+        """Whether that answer says that prefill holds KV blocks, for whomever."""
+        found = kv_transfer.handed_over(body, self._connector)
+        if isinstance(found, kv_transfer.OtherConnector):
+            self.fault = Reason.WRONG_CONNECTOR
+            self.detail = (
+                f"The prefill instance has another KV connector than this router: its answer has "
+                f"`{found.key}`, which is {found.connector}'s, and the router's `connector` is "
+                f"{self._connector}."
+            )
+            return True
+        self.handed_over = found
+        return found is not None
 
     def close(self) -> list[Effect]:
         """It is closed, because decode does not wait for it."""

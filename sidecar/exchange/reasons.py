@@ -44,6 +44,7 @@ class Reason(StrEnum):
     PREFILL_REJECTED = "prefill_rejected"
     PREFILL_TIMEOUT = "prefill_timeout"
     PREFILL_WITHOUT_KV = "prefill_without_kv"
+    WRONG_CONNECTOR = "wrong_connector"
     INTERNAL = "internal"
     # From here on Envoy answers, or can only cut the stream.
     DECODE_REFUSED = "decode_refused"
@@ -122,6 +123,10 @@ TABLE: dict[Reason, Row] = {
     ),
     Reason.PREFILL_TIMEOUT: Row(504, _PREFILL, _LATE, "Prefill took longer than its limit."),
     Reason.PREFILL_WITHOUT_KV: Row(502, _PREFILL, _GATEWAY, "Prefill handed over no KV blocks."),
+    Reason.WRONG_CONNECTOR: Row(
+        502, _PREFILL, _GATEWAY,
+        "The prefill instance has another KV connector than this router (connector).",
+    ),
     # A fault of the router must not send anyone to look at a prefill instance.
     Reason.INTERNAL: Row(
         500, _REFUSED, "internal_error", "The router failed; its log has the reason."

@@ -13,6 +13,14 @@ class Role(StrEnum):
     DECODE = "decode"
 
 
+class Connector(StrEnum):
+    """vLLM's KV connector; a pool has one. The engines of two do not understand each other."""
+
+    MORIIO = "moriio"
+    NIXL = "nixl"
+    """registers nowhere, always READ: prefill's answer tells decode where to pull (protocol g)"""
+
+
 class TransferMode(StrEnum):
     READ = "READ"
     """decode pulls the KV blocks: the legs run in series"""
@@ -42,11 +50,13 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     """`host:port` of its HTTP server, IPv6 in brackets; the key, whatever its role"""
     role: Role
     transfer_mode: TransferMode
+    connector: Connector = Connector.MORIIO
     dp_size: int = 1
     """data-parallel ranks in the whole deployment, >= 1"""
     tp_size: int = 1
     kv_host: str = ""
-    """host of its KV transfer sockets, IPv6 bare (protocol b); empty: same as HTTP"""
+    """Host of its KV transfer sockets, IPv6 bare (protocol b); empty: same as HTTP. It and the two
+    ports are MoRI-IO's: engines with NIXL name theirs in each answer."""
     handshake_port: int = 0
     notify_port: int = 0
     is_static: bool = False
@@ -57,6 +67,11 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     def base_url(self) -> str:
         """The OpenAI base, without a trailing slash: `http://host:port/v1`."""
         return f"{self.scheme}://{self.address}/v1"
+
+    @property
+    def transfer(self) -> str:
+        """How its KV moves, in a word for people: READ and WRITE of MoRI-IO, or NIXL."""
+        return "NIXL" if self.connector is Connector.NIXL else self.transfer_mode.value
 
     @property
     def zmq_address(self) -> str:

@@ -15,13 +15,13 @@ from zlib import crc32
 
 import msgspec
 
-from sidecar.routing.instance import Instance, Role, TransferMode, Version
+from sidecar.routing.instance import Connector, Instance, Role, TransferMode, Version
 from sidecar.routing.slots import NoPlacementReason, Target, Walk
 from sidecar.routing.view import Member, View
 
 PLAIN_DECODE_SINCE = {TransferMode.READ: Version(0, 33), TransferMode.WRITE: Version(0, 32)}
-"""From here on a decode engine serves a request without KV parameters right (protocol c). An older
-one in READ answers with garbage and status 200, in WRITE it may wait for ever."""
+"""From here on a decode engine with MoRI-IO serves a request without KV parameters right (protocol
+c). An older one in READ answers with garbage and status 200, in WRITE it may wait for ever."""
 
 
 Pairs = tuple[Member, list[Member]]
@@ -171,11 +171,13 @@ class Pool:
 def compatible(a: Member, b: Member) -> bool:
     """Whether a prefill and a decode instance may share a request, in either order.
 
-    Same transfer mode, one TP size divides the other (protocol d), and a model in common as far as
-    known: KV of one model in an engine of another is garbage with status 200.
+    Same connector and transfer mode, one TP size divides the other (protocol d), and a model in
+    common as far as known: KV of one model in an engine of another is garbage with status 200.
     """
     one, other = a.instance, b.instance
-    if one.transfer_mode is not other.transfer_mode or not _tp_fits(one, other):
+    if one.connector is not other.connector or one.transfer_mode is not other.transfer_mode:
+        return False
+    if not _tp_fits(one, other):
         return False
     return not a.models or not b.models or a.models == b.models or _share(a.models, b.models)
 
@@ -183,10 +185,11 @@ def compatible(a: Member, b: Member) -> bool:
 def serves_plain(member: Member) -> bool:
     """Whether the instance serves a request without KV parameters right (protocol c).
 
-    Prefill always; decode from a version on, so of an unknown one it does not.
+    Prefill always, and with NIXL decode too, which makes no difference between the two there; with
+    MoRI-IO decode from a version on, so of an unknown one it does not.
     """
     instance, version = member.instance, member.version
-    if instance.role is Role.PREFILL:
+    if instance.role is Role.PREFILL or instance.connector is Connector.NIXL:
         return True
     return version is not None and version >= PLAIN_DECODE_SINCE[instance.transfer_mode]
 

@@ -9,7 +9,7 @@ from ipaddress import ip_address
 
 import msgspec
 
-from sidecar.routing.instance import Instance, State, Version
+from sidecar.routing.instance import Connector, Instance, State, Version
 from sidecar.routing.model_card import ModelCard
 from sidecar.routing.probe import ProbeOutcome
 from sidecar.routing.standing import Standing
@@ -167,7 +167,8 @@ class Record:
 
 def warning_of(instance: Instance) -> str:
     """What an operator should know of a record that is accepted all the same; empty: nothing."""
-    if instance.dp_size > 1 and instance.tp_size > 1:
+    is_moriio = instance.connector is Connector.MORIIO
+    if is_moriio and instance.dp_size > 1 and instance.tp_size > 1:
         # protocol d: the listeners of (dp 0, tp 1) and (dp 1, tp 0) share a port.
         return "dp_size > 1 with tp_size > 1 does not work in vLLM: its transfer ports collide"
     return ""

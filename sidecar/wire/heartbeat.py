@@ -23,9 +23,20 @@ from sidecar.errors import HeartbeatError
 from sidecar.routing.instance import Instance, Role, TransferMode
 from sidecar.wire.names import as_ip, join_address, normal_host, parse_port, split_address
 
-REASONS = ("frames", "size", "msgpack", "shape", "type", "address", "value", "source", "full")
+REASONS = (
+    "frames",
+    "size",
+    "msgpack",
+    "shape",
+    "type",
+    "address",
+    "value",
+    "source",
+    "full",
+    "connector",
+)
 """The closed set of reasons: the first seven are found here; `source` (not an allowed network) by
-the listener, `full` by the registry."""
+the listener, `full` by the registry, `connector` (not the pool's) by who keeps the pool."""
 
 MAX_PAYLOAD_BYTES = 16 * 1024
 """real ones have under 400 bytes; the socket's own limit is 64 KiB a frame"""
@@ -95,7 +106,7 @@ def _shape_b(record: Mapping[str, Any]) -> Instance:
         raise HeartbeatError(
             "shape",
             "this is a P2pNccl registration (zmq_address is a plain IP:PORT); "
-            "only the MoRI-IO connector is served",
+            "only the connectors MoRI-IO and NIXL are served",
         )
     _require(record, *_SIZE_KEYS)
     scheme, host, port = _http_address(_text(record, "http_address"))

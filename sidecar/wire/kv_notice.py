@@ -7,7 +7,7 @@ other role, or of a version that lacks it.
 
 import msgspec
 
-from sidecar.routing.instance import Instance, Role, TransferMode, Version
+from sidecar.routing.instance import Connector, Instance, Role, TransferMode, Version
 from sidecar.routing.view import Member
 
 UNDERSTOOD_SINCE = Version(0, 33)
@@ -52,6 +52,8 @@ def write_failed(decode: Member, dp_rank: int, transfer_id: str) -> Notice | Non
 
 
 def _notice(member: Member, dp_rank: int, message: dict[str, object]) -> Notice | None:
+    if member.instance.connector is not Connector.MORIIO:  # NIXL frees by its lease
+        return None
     if member.version is None or member.version < UNDERSTOOD_SINCE:
         return None
     addresses = _addresses(member.instance, dp_rank)

@@ -1,21 +1,16 @@
-"""MoRI-IO's `kv_transfer_params` and the request bodies and ids of both legs (protocol b, c).
+"""The request bodies and ids of both legs, and what prefill's answer hands over (protocol b, c, g).
 
-Pure values to bytes. Does not choose who serves; is given the two instances and ranks.
-`remote_engine_id` and `remote_block_ids` are always sent, null where unknown: leaving them out
-kills a WRITE prefill engine.
+Pure values to bytes. Does not choose who serves; is given the two instances and ranks. The one door
+to the connectors: each has its parameters in a module of its own.
 """
 
 import msgspec
 
-from sidecar.routing.instance import Instance, TransferMode, Version
+from sidecar.routing.instance import Connector, TransferMode
 from sidecar.routing.view import Member
-from sidecar.wire.openai import FALSE, NULL, ONE, TRUE, Fields, join, split
+from sidecar.wire import moriio, nixl
+from sidecar.wire.openai import FALSE, NULL, ONE, Fields, join, split
 from sidecar.wire.paths import Api
-
-CLEAN_ID_UNTIL = Version(0, 19)
-"""up to here the engine never looks into the request id"""
-CLEAN_ID_FROM = Version(0, 32)
-"""from here on explicit keys are enough (seen working there)"""
 
 _PREFILL_DROPS = (
     "stream_options",
@@ -33,124 +28,94 @@ nothing."""
 
 
 class Pair(msgspec.Struct, frozen=True):
-    """The two ends of one transfer."""
+    """The two ends of one transfer, of one connector."""
 
     prefill: Member
     prefill_rank: int
     decode: Member
     decode_rank: int
     transfer_id: str
-    """unique for each attempt: engines remember ids for ever (protocol c)"""
+    """unique for each attempt: engines with MoRI-IO remember ids for ever (protocol c)"""
+
+    @property
+    def connector(self) -> Connector:
+        return self.prefill.instance.connector
 
 
-def embeds_addresses(pair_versions: tuple[Version | None, Version | None]) -> bool:
-    """Whether the request id must carry both addresses: the older engine of the pair decides.
+class HandedOver(msgspec.Struct, frozen=True):
+    """The `kv_transfer_params` of prefill's answer, by which decode gets the KV."""
 
-    An unknown version is treated as 0.20 to 0.31 (design §4).
-    """
-    known = [v for v in pair_versions if v is not None]
-    if len(known) < 2:
+    raw: msgspec.Raw
+    """as they came, to the byte: block ids may be huge, and versions add keys"""
+    fields: Fields
+
+
+class OtherConnector(msgspec.Struct, frozen=True):
+    """Prefill's answer is of another connector than the pool's. Decode must not get it."""
+
+    connector: Connector
+    key: str
+    """of its parameters, which the pool's connector does not have"""
+
+
+def can_name_each_other(api: Api, prefill: Member, decode: Member) -> bool:
+    """False: this pair needs embedded addresses, and `/v1/responses` ignores the request id that
+    carries them (protocol b)."""
+    if api is not Api.RESPONSES or prefill.instance.connector is Connector.NIXL:
         return True
-    older = min(known)
-    return CLEAN_ID_UNTIL < older < CLEAN_ID_FROM
+    return not moriio.embeds_addresses((prefill.version, decode.version))
 
 
 def request_id(pair: Pair, exchange_id: str) -> str:
-    """The `X-Request-Id` of both legs; `exchange_id` is 32 lower-case hex (protocol b)."""
-    if not embeds_addresses((pair.prefill.version, pair.decode.version)):
+    """The `X-Request-Id` of both legs; `exchange_id` is 32 lower-case hex."""
+    if pair.connector is Connector.NIXL:
         return exchange_id
-    prefill, decode = pair.prefill.instance.zmq_address, pair.decode.instance.zmq_address
-    return f"___prefill_addr_{prefill}___decode_addr_{decode}_{exchange_id}"
+    return moriio.request_id(pair.prefill, pair.decode, exchange_id)
 
 
 def prefill_body(fields: Fields, api: Api, pair: Pair, mode: TransferMode) -> bytes:
     """The client's body, cut to one token, with the parameters of the prefill leg."""
     leg = {k: v for k, v in fields.items() if k not in _PREFILL_DROPS}
-    _set_one_token(leg, api)
-    leg["stream"] = FALSE
-    leg["kv_transfer_params"] = msgspec.Raw(msgspec.json.encode(_prefill_params(pair, mode)))
-    return join(leg)
-
-
-def _set_one_token(leg: Fields, api: Api) -> None:
     if api is Api.RESPONSES:
         leg["max_output_tokens"] = ONE
-        leg["ignore_eos"] = TRUE  # all that it takes of the three below
-        return
-    leg["max_tokens"] = ONE
-    if "max_completion_tokens" in leg:
-        leg["max_completion_tokens"] = ONE
-    if api is Api.MESSAGES:  # Anthropic's shape has neither min_tokens nor n
-        return
-    # KV is handed over only by a request that ended by length (protocol c): mask EOS and stops.
-    leg["min_tokens"] = ONE
-    leg["ignore_eos"] = TRUE
-    leg["n"] = ONE
-
-
-def _prefill_params(pair: Pair, mode: TransferMode) -> dict[str, object]:
-    params: dict[str, object] = {
-        "do_remote_decode": True,
-        "do_remote_prefill": False,
-        "transfer_id": pair.transfer_id,
-        "remote_engine_id": None,
-        "remote_block_ids": None,
-        "remote_dp_size": pair.decode.instance.dp_size,
-        "remote_tp_size": pair.decode.instance.tp_size,
-    }
-    if mode is TransferMode.WRITE:
-        params |= _address(pair.decode.instance)
-    return params
+    else:
+        leg["max_tokens"] = ONE
+        if "max_completion_tokens" in leg:
+            leg["max_completion_tokens"] = ONE
+    if pair.connector is Connector.NIXL:
+        nixl.allow_one_token(leg)
+        params = nixl.PREFILL_PARAMS
+    else:
+        moriio.end_by_length(leg, api)
+        params = moriio.prefill_params(pair.decode.instance, pair.transfer_id, mode)
+    if api not in (Api.RESPONSES, Api.MESSAGES):  # their shapes have no `n`
+        leg["n"] = ONE
+    leg["stream"] = FALSE
+    return _with_params(leg, msgspec.json.encode(params))
 
 
 def decode_body_write(fields: Fields, pair: Pair) -> bytes:
     """The client's body unchanged, with the parameters of a WRITE decode leg."""
     prefill = pair.prefill.instance
-    params: dict[str, object] = {
-        "do_remote_prefill": True,
-        "do_remote_decode": False,
-        "transfer_id": pair.transfer_id,
-        "remote_engine_id": None,
-        "remote_block_ids": None,
-        "remote_dp_size": prefill.dp_size,
-        "remote_tp_size": prefill.tp_size,
-        "remote_dp_rank": pair.prefill_rank,
-        # Each decode leg goes to one engine, so it is always the one that must notify.
-        "is_request_leader": True,
-    } | _address(prefill)
-    return join(fields | {"kv_transfer_params": msgspec.Raw(msgspec.json.encode(params))})
+    params = moriio.decode_params_write(prefill, pair.prefill_rank, pair.transfer_id)
+    return _with_params(fields, msgspec.json.encode(params))
 
 
-def decode_body_read(fields: Fields, pair: Pair, handed_over: Fields) -> bytes:
-    """The client's body unchanged, with what prefill handed over, and the sizes of prefill.
-
-    `handed_over` is the `kv_transfer_params` object of prefill's answer, forwarded verbatim: its
-    block ids may be huge. What an older engine left out is filled in from its registration.
-    """
+def decode_body_read(fields: Fields, pair: Pair, given: HandedOver) -> bytes:
+    """The client's body unchanged, with what prefill handed over."""
+    if pair.connector is Connector.NIXL:
+        return _with_params(fields, bytes(given.raw))
     prefill = pair.prefill.instance
-    encode = msgspec.json.encode
-    params: Fields = {k: msgspec.Raw(encode(v)) for k, v in _address(prefill).items()}
-    params["remote_dp_rank"] = msgspec.Raw(encode(pair.prefill_rank))
-    params["remote_block_ids"] = params["remote_engine_id"] = NULL
-    params |= handed_over
-    params["do_remote_prefill"] = TRUE
-    params["do_remote_decode"] = FALSE
-    params["remote_tp_size"] = msgspec.Raw(encode(prefill.tp_size))
-    params["remote_dp_size"] = msgspec.Raw(encode(prefill.dp_size))
-    params.setdefault("transfer_id", msgspec.Raw(encode(pair.transfer_id)))
-    return join(fields | {"kv_transfer_params": msgspec.Raw(join(params))})
+    params = moriio.decode_params_read(prefill, pair.prefill_rank, pair.transfer_id, given.fields)
+    return _with_params(fields, join(params))
 
 
-def _address(instance: Instance) -> dict[str, object]:
-    return {
-        "remote_host": instance.kv_host,
-        "remote_handshake_port": instance.handshake_port,
-        "remote_notify_port": instance.notify_port,
-    }
+def _with_params(fields: Fields, params: bytes) -> bytes:
+    return join(fields | {"kv_transfer_params": msgspec.Raw(params)})
 
 
-def handed_over(answer: bytes) -> Fields | None:
-    """The `kv_transfer_params` of prefill's whole answer; None: no KV was handed over.
+def handed_over(answer: bytes, connector: Connector) -> HandedOver | OtherConnector | None:
+    """What prefill's whole answer hands over in a pool of `connector`; None: no KV.
 
     None also for an answer that is not JSON, or that says it freed its blocks (null parameters).
     """
@@ -159,4 +124,19 @@ def handed_over(answer: bytes) -> Fields | None:
         params = split(bytes(raw)) if raw is not None else {}
     except ValueError:
         return None
-    return params if bytes(params.get("do_remote_prefill", NULL)).strip() == b"true" else None
+    if raw is None:
+        return None
+    other = _of_another(params, connector)
+    if other is not None:
+        return other
+    is_given = bytes(params.get("do_remote_prefill", NULL)).strip() == b"true"
+    return HandedOver(raw, params) if is_given else None
+
+
+def _of_another(params: Fields, connector: Connector) -> OtherConnector | None:
+    moriios, nixls = moriio.key_seen(params), nixl.key_seen(params)
+    if connector is Connector.NIXL:
+        return None if moriios is None else OtherConnector(Connector.MORIIO, moriios)
+    if moriios is not None or nixls is None:
+        return None
+    return OtherConnector(Connector.NIXL, nixls)

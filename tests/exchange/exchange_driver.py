@@ -20,7 +20,7 @@ from sidecar.exchange.machine import Exchange
 from sidecar.exchange.phase import Phase
 from sidecar.exchange.records import Placed, PrefillEnded, Record, Refused, Replied
 from sidecar.exchange.situation import Limits, Situation
-from sidecar.routing.instance import Instance, Role, State, TransferMode, Version
+from sidecar.routing.instance import Connector, Instance, Role, State, TransferMode, Version
 from sidecar.routing.model_card import ModelCard
 from sidecar.routing.slots import Demand, NoPlacement, Placement, Target
 from sidecar.routing.view import Member
@@ -37,7 +37,13 @@ KV = (
     b'"remote_block_ids":[[1,2]],"remote_engine_id":"10.0.0.1:6301","remote_dp_rank":1,'
     b'"transfer_id":"tx-p"}}'
 )
+NIXL_KV = (
+    b'{"id":"x","kv_transfer_params": {"do_remote_prefill" : true,"do_remote_decode":false,'
+    b'"remote_block_ids":[[1,2]],"remote_engine_id":"e-1","remote_request_id":"cmpl-x-0-1234",'
+    b'"remote_host":"10.0.0.1","remote_port":5600,"tp_size":1,"transfer_mode":"pull"}}'
+)
 PREFILL_OK = PrefillAnswered(status=200, body=KV, seconds=0.5)
+NIXL_OK = PrefillAnswered(status=200, body=NIXL_KV, seconds=0.5)
 PREFILL_WITHOUT_KV = PrefillAnswered(status=200, body=b'{"kv_transfer_params":null}', seconds=0.5)
 
 
@@ -46,6 +52,7 @@ def member(
     ordinal: int,
     *,
     mode: TransferMode = READ,
+    connector: Connector = Connector.MORIIO,
     version: Version | None = V33,
     dp_size: int = 2,
     tp_size: int = 1,
@@ -56,6 +63,7 @@ def member(
             address=f"{host}:8000",
             role=role,
             transfer_mode=mode,
+            connector=connector,
             dp_size=dp_size,
             tp_size=tp_size,
             kv_host=host,
@@ -85,6 +93,11 @@ def read_pair(p: int = 0, d: int = 5) -> Placement:
 
 def write_pair(p: int = 0, d: int = 5) -> Placement:
     return Placement(prefill(p, mode=WRITE), decode(d, mode=WRITE), WRITE)
+
+
+def nixl_pair(p: int = 0, d: int = 5, **what: object) -> Placement:
+    ends = prefill(p, connector=Connector.NIXL, **what), decode(d, connector=Connector.NIXL, **what)
+    return Placement(*ends, READ)
 
 
 def headers(path: str = "/v1/completions", *, is_last: bool = False, **more: str) -> RequestHeaders:

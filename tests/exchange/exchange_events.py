@@ -12,6 +12,7 @@ from tests.exchange.exchange_driver import (
     ID,
     Driver,
     headers,
+    nixl_pair,
     read_pair,
     write_pair,
 )
@@ -35,6 +36,11 @@ REJECTED = PrefillAnswered(
 def reading(*more: Event, **what: object) -> Driver:
     """A READ exchange with prefill under way, then `more`."""
     return Driver(read_pair(), read_pair(1), **what).feed(headers(), BODY, *more)
+
+
+def pulling(*more: Event, **what: object) -> Driver:
+    """An exchange of engines with NIXL with prefill under way, then `more`."""
+    return Driver(nixl_pair(), nixl_pair(1), **what).feed(headers(), BODY, *more)
 
 
 def writing(*more: Event, **what: object) -> Driver:

@@ -5,13 +5,13 @@ from typing import Any
 
 from sidecar.exchange.intake import Refusal, Request, read_request
 from sidecar.exchange.situation import Limits, Situation
-from sidecar.routing.instance import TransferMode
+from sidecar.routing.instance import Connector, TransferMode
 from sidecar.routing.model_card import ModelCard
 from sidecar.wire import kv_transfer, openai
 from sidecar.wire.forbidden import FORBIDDEN
 from sidecar.wire.paths import Api
 from sidecar.wire.transferable import can_transfer
-from tests.exchange.exchange_driver import ID, READY, decode, prefill
+from tests.exchange.exchange_driver import ID, KV, NIXL_KV, READY, decode, prefill
 from tests.fuzz import reference
 
 LIMITS = Limits(max_body_bytes=1 << 20)
@@ -29,7 +29,14 @@ PAIR = kv_transfer.Pair(
     decode_rank=0,
     transfer_id="tx-ours",
 )
-HANDED_OVER = openai.split(b'{"do_remote_prefill":true,"remote_block_ids":[[1,2]]}')
+PULLED = kv_transfer.Pair(
+    prefill=prefill(connector=Connector.NIXL).member,
+    prefill_rank=1,
+    decode=decode(connector=Connector.NIXL).member,
+    decode_rank=0,
+    transfer_id="tx-never-sent",
+)
+"""of engines with NIXL"""
 PREFILL_MAY_CHANGE = {
     "kv_transfer_params", "stream", "max_tokens", "max_completion_tokens", "max_output_tokens",
     "min_tokens", "ignore_eos", "n",
@@ -120,16 +127,26 @@ def check_request(data: bytes) -> None:
         for mode in TransferMode:
             leg = kv_transfer.prefill_body(request.fields, api, PAIR, mode)
             _check_leg(data, leg, PREFILL_MAY_CHANGE)
-        for leg in (
-            kv_transfer.decode_body_write(request.fields, PAIR),
-            kv_transfer.decode_body_read(request.fields, PAIR, HANDED_OVER),
-        ):
-            _check_leg(data, leg, {"kv_transfer_params"})
+        pulled = kv_transfer.prefill_body(request.fields, api, PULLED, TransferMode.READ)
+        _check_leg(data, pulled, PREFILL_MAY_CHANGE, transfer_id=None)
+        _check_leg(
+            data, kv_transfer.decode_body_write(request.fields, PAIR), {"kv_transfer_params"}
+        )
+        for pair, answer, transfer_id in ((PAIR, KV, "tx-p"), (PULLED, NIXL_KV, None)):
+            given = kv_transfer.handed_over(answer, pair.connector)
+            assert isinstance(given, kv_transfer.HandedOver)
+            leg = kv_transfer.decode_body_read(request.fields, pair, given)
+            _check_leg(data, leg, {"kv_transfer_params"}, transfer_id=transfer_id)
         _check_leg(data, openai.join(request.fields), set(), has_params=False)
 
 
 def _check_leg(
-    data: bytes, leg: bytes, may_change: set[str], *, has_params: bool = True
+    data: bytes,
+    leg: bytes,
+    may_change: set[str],
+    *,
+    has_params: bool = True,
+    transfer_id: str | None = PAIR.transfer_id,
 ) -> dict[str, Any] | None:
     """The leg as the engine sees it; None where the engine would refuse it, as it would the
     client's own body."""
@@ -143,7 +160,7 @@ def _check_leg(
     if has_params:
         params = sent["kv_transfer_params"]
         assert isinstance(params["do_remote_decode"], bool), "the client's own parameters"
-        assert params["transfer_id"] == PAIR.transfer_id
+        assert params.get("transfer_id") == transfer_id
     for name in ("ec_transfer_params", "request_id"):
         assert name not in sent, f"{name} of the client reaches an engine"
     hidden = sent.get("vllm_xargs")

@@ -14,6 +14,7 @@ from sidecar.app.transfer_keeper import TransferKeeper
 from sidecar.config import Config, load
 from sidecar.edge.transfer_journal import CELL_BYTES, TransferJournal
 from sidecar.errors import ConfigError
+from sidecar.routing.instance import Connector
 from sidecar.routing.record import SavedPool, SavedRecord
 from tests.exchange.exchange_driver import decode
 
@@ -58,11 +59,11 @@ def check_registry_file(data: bytes) -> None:
     with _file() as path:
         for content in (data, crc32(data).to_bytes(4, "big") + data):
             path.write_bytes(content)
-            saved = registry_file.load(path)
+            saved = registry_file.load(path, Connector.MORIIO)
             assert saved is None or isinstance(saved, SavedPool)
             if saved is not None:
                 registry_file.save(path, saved)
-                again = registry_file.load(path)
+                again = registry_file.load(path, Connector.MORIIO)
                 # Its bytes, because a time that is not a number is not itself.
                 assert msgspec.msgpack.encode(again) == msgspec.msgpack.encode(saved)
 

@@ -39,6 +39,13 @@ ANSWERS = (
     b'{"kv_transfer_params": {"do_remote_prefill" : true , "transfer_id":1,"transfer_id":2}}',
     b'{"error":{"message":"no","code":400}}',
 )
+NIXL_ANSWERS = (
+    b'{"id":"x","kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,'
+    b'"remote_block_ids":[[1, 2]],"remote_engine_id":"e","remote_request_id":"cmpl-r-0-1f",'
+    b'"remote_host":"10.0.0.1","remote_port":5600,"tp_size":1,"dcp_size":1,"pp_size":1,'
+    b'"remote_num_tokens":7,"remote_blocks_expiry_time":null,"transfer_mode":"pull"}}',
+    b'{"kv_transfer_params" : {"do_remote_prefill" : true , "remote_port":1,"remote_port":2}}',
+)
 REQUESTS = (
     b"POST /v1/completions\ncontent-length: 9\n\n" + PROMPTS,
     b"POST /v1/chat/completions?x=1\nx-request-id: mine\naccept-encoding: gzip\n\n" + CHAT,
@@ -66,6 +73,7 @@ FORMS = (
 )  # fmt: skip
 CONFIGURATION = b"""\
 edge: {listen: "127.0.0.1:1"}
+connector: moriio
 instances:
   - {role: prefill, url: "http://10.0.0.1:8000", zmq_address: "host:a,handshake:1,notify:2"}
   - {role: decode, url: "http://b:8000/v1", models: [m], dp_size: 2}
@@ -97,6 +105,10 @@ FIELDS = (
     "max_completion_tokens", "max_output_tokens", "ignore_eos", "truncate_prompt_tokens",
     "vllm_xargs", "store",
 )  # fmt: skip
+PARAMS = (
+    "kv_transfer_params", "do_remote_prefill", "transfer_id", "remote_handshake_port",
+    "remote_port",
+)  # fmt: skip
 CARD = ("data", "id", "parent", "max_model_len", "created", "permission", "9" * 20)
 KEYS = (
     "type", "register", "role", "request_address", "http_address", "zmq_address", "handshake_port",
@@ -109,9 +121,10 @@ HEADERS = (
     "filename=", "\r\n\r\n", "\\", "; ", "%5F", "&",
 )  # fmt: skip
 SECTIONS = (
-    "edge", "listen", "registration", "ttl_s", "allow", "instances", "role", "url", "zmq_address",
-    "tuning", "http", "max_body_bytes", "workers", "run_dir", "!!int", "!!float", "!!timestamp",
-    "!!bool", "!!binary", "!!python/object", "&a", "*a", "<<", "? ", "2001-99-99", "0x", "1:60",
+    "connector", "nixl", "edge", "listen", "registration", "ttl_s", "allow", "instances", "role",
+    "url", "zmq_address", "tuning", "http", "max_body_bytes", "workers", "run_dir", "!!int",
+    "!!float", "!!timestamp", "!!bool", "!!binary", "!!python/object", "&a", "*a", "<<", "? ",
+    "2001-99-99", "0x", "1:60",
 )  # fmt: skip
 
 
@@ -129,8 +142,15 @@ TARGETS = (
     Target(
         name="prefill_answer",
         check=exchanges.check_prefill_answer,
-        seeds=ANSWERS,
-        words=(*JSON, "kv_transfer_params", "do_remote_prefill"),
+        seeds=ANSWERS + NIXL_ANSWERS,
+        words=(*JSON, *PARAMS),
+        is_json=True,
+    ),
+    Target(
+        name="nixl_answer",
+        check=exchanges.check_nixl_answer,
+        seeds=ANSWERS + NIXL_ANSWERS,
+        words=(*JSON, *PARAMS),
         is_json=True,
     ),
     Target(

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from sidecar.routing.instance import Instance, Role, State, TransferMode, Version
+from sidecar.routing.instance import Connector, Instance, Role, State, TransferMode, Version
 from sidecar.routing.policies import pick
 from sidecar.routing.pool import Pool
 from sidecar.routing.slots import Cursors, Demand, Placement
@@ -16,6 +16,7 @@ def member(
     dp_size: int = 1,
     tp_size: int = 1,
     mode: TransferMode = TransferMode.READ,
+    connector: Connector = Connector.MORIIO,
     models: tuple[str, ...] = (),
     version: Version | None = None,
     is_placeable: bool = True,
@@ -23,7 +24,12 @@ def member(
     address = f"10.0.{0 if role is Role.PREFILL else 1}.{ordinal}:8000"
     return Member(
         instance=Instance(
-            address=address, role=role, transfer_mode=mode, dp_size=dp_size, tp_size=tp_size
+            address=address,
+            role=role,
+            transfer_mode=mode,
+            connector=connector,
+            dp_size=dp_size,
+            tp_size=tp_size,
         ),
         ordinal=ordinal,
         endpoint=address,

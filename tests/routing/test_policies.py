@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from routing_pools import decode, keys, placed, pool, prefill, shaped
 
-from sidecar.routing.instance import Role, TransferMode, Version
+from sidecar.routing.instance import Connector, Role, TransferMode, Version
 from sidecar.routing.model_card import ModelCard
 from sidecar.routing.policies import (
     another_decode,
@@ -16,6 +16,7 @@ from sidecar.routing.slots import Demand, MemoryCursors, NoPlacement, Placement
 from sidecar.routing.view import Member
 
 WRITE = TransferMode.WRITE
+NIXL = {"connector": Connector.NIXL}
 
 
 @pytest.mark.parametrize(
@@ -25,6 +26,7 @@ WRITE = TransferMode.WRITE
         ([decode(0)], "no_prefill_instance"),
         ([prefill(0)], "no_decode_instance"),
         ([prefill(0), decode(1, mode=WRITE)], "no_decode_instance"),
+        ([prefill(0), decode(1, **NIXL)], "no_decode_instance"),
         ([prefill(0, tp_size=3), decode(1, tp_size=4)], "no_decode_instance"),
         ([prefill(0, is_placeable=False), decode(1)], "no_prefill_instance"),
         ([prefill(0), decode(1, is_placeable=False)], "no_decode_instance"),
@@ -45,12 +47,15 @@ def test_the_reason_names_the_role_that_lacks(members: list, reason: str) -> Non
         (prefill(0, tp_size=2), decode(1, tp_size=8), True),
         (prefill(0, tp_size=6), decode(1, tp_size=4), False),
         (prefill(0), decode(1, mode=WRITE), False),
+        (prefill(0), decode(1, **NIXL), False),
+        (prefill(0, **NIXL), decode(1, **NIXL), True),
+        (prefill(0, tp_size=6, **NIXL), decode(1, tp_size=4, **NIXL), False),
         (prefill(0, models=("a", "x")), decode(1, models=("x",)), True),
         (prefill(0, models=("a",)), decode(1, models=("b",)), False),
         (prefill(0), decode(1, models=("b",)), True),
     ],
 )
-def test_a_pair_needs_one_mode_one_model_and_dividing_tp(a, b, fits: bool) -> None:
+def test_a_pair_needs_one_connector_mode_and_model_and_dividing_tp(a, b, fits: bool) -> None:
     assert compatible(a, b) is fits
     assert compatible(b, a) is fits
 
@@ -168,6 +173,8 @@ def test_an_aggregated_request_needs_no_decode_instance() -> None:
         ({"version": Version(0, 33)}, Role.DECODE),
         ({"version": Version(0, 32)}, Role.PREFILL),
         ({}, Role.PREFILL),
+        (NIXL, Role.DECODE),
+        (NIXL | {"version": Version(0, 25)}, Role.DECODE),
     ],
 )
 def test_aggregated_on_decode_only_where_that_is_safe(kind: dict, role: Role) -> None:

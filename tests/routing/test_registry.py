@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from sidecar.errors import HeartbeatError
-from sidecar.routing.instance import Instance, Role, State, TransferMode, Version
+from sidecar.routing.instance import Connector, Instance, Role, State, TransferMode, Version
 from sidecar.routing.model_card import ModelCard
 from sidecar.routing.probe import ProbeOutcome
 from sidecar.routing.record import ChangeKind, SavedPool
@@ -19,7 +19,7 @@ OK, TIMEOUT = ProbeOutcome.OK, ProbeOutcome.TIMEOUT
 CARDS = (ModelCard("m"),)
 
 
-def instance(address: str = "10.0.0.1:8000", role: Role = Role.PREFILL, **what: int) -> Instance:
+def instance(address: str = "10.0.0.1:8000", role: Role = Role.PREFILL, **what: object) -> Instance:
     return Instance(address=address, role=role, transfer_mode=TransferMode.READ, **what)
 
 
@@ -262,6 +262,11 @@ def test_ranks_and_tp_together_are_warned_about(registry: Registry) -> None:
     assert change is not None
     assert "collide" in change.warning
     assert not registry.hear(instance("10.0.0.2:8000", dp_size=8), 0.0).warning
+
+
+def test_ranks_and_tp_together_are_fine_with_nixl(registry: Registry) -> None:
+    both = instance(dp_size=8, tp_size=2, connector=Connector.NIXL)
+    assert not registry.add_static(both, 0.0).warning
 
 
 def test_describe_is_seen_by_members_and_said_once(ready: Registry) -> None:

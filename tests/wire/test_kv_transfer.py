@@ -1,4 +1,4 @@
-"""MoRI-IO's parameters and request ids, key by key as protocol b and c have them."""
+"""The bodies and ids of both legs with MoRI-IO, key by key as protocol b and c have them."""
 
 import json
 import re
@@ -6,17 +6,18 @@ from typing import Any
 
 import pytest
 
-from sidecar.routing.instance import Instance, Role, State, TransferMode, Version
+from sidecar.routing.instance import Connector, Instance, Role, State, TransferMode, Version
 from sidecar.routing.view import Member
 from sidecar.wire.kv_transfer import (
+    HandedOver,
     Pair,
     decode_body_read,
     decode_body_write,
-    embeds_addresses,
     handed_over,
     prefill_body,
     request_id,
 )
+from sidecar.wire.moriio import embeds_addresses
 from sidecar.wire.openai import split
 from sidecar.wire.paths import Api
 
@@ -65,7 +66,15 @@ def params(body: bytes) -> dict[str, Any]:
     return found
 
 
+def given(answer: bytes) -> HandedOver:
+    """What an answer of prefill hands over."""
+    found = handed_over(answer, Connector.MORIIO)
+    assert isinstance(found, HandedOver)
+    return found
+
+
 PLAIN = split(b'{"model":"m","prompt":"hi"}')
+LEAST = b'{"kv_transfer_params":{"do_remote_prefill":true}}'
 
 
 # --- the parameters
@@ -127,9 +136,7 @@ def test_decode_in_read_forwards_what_prefill_returned() -> None:
         b'"remote_notify_port":61005,"remote_dp_size":1,"tp_size":1,"transfer_id":"tx-1",'
         b'"remote_prefill_cached_tokens":64,"new_key":1e2}}'
     )
-    given = handed_over(answer)
-    assert given is not None
-    body = decode_body_read(PLAIN, pair(), given)
+    body = decode_body_read(PLAIN, pair(), given(answer))
     assert b"[[1, 2],[3]]" in body
     assert b'"new_key":1e2' in body
     assert params(body) == json.loads(answer)["kv_transfer_params"] | {
@@ -140,9 +147,8 @@ def test_decode_in_read_forwards_what_prefill_returned() -> None:
 
 def test_decode_in_read_fills_in_what_an_older_prefill_left_out() -> None:
     """The address, the rank and the id come from the registration and the placement."""
-    given = handed_over(b'{"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[1]}}')
-    assert given is not None
-    assert params(decode_body_read(PLAIN, pair(), given)) == {
+    answer = b'{"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[1]}}'
+    assert params(decode_body_read(PLAIN, pair(), given(answer))) == {
         "do_remote_prefill": True,
         "do_remote_decode": False,
         "remote_block_ids": [1],
@@ -174,7 +180,8 @@ def test_decode_in_read_fills_in_what_an_older_prefill_left_out() -> None:
 )
 def test_no_kv_was_handed_over(answer: bytes) -> None:
     """Null, absent, or no JSON at all: prefill freed its blocks."""
-    assert handed_over(answer) is None
+    for connector in Connector:
+        assert handed_over(answer, connector) is None
 
 
 # --- the bodies
@@ -194,7 +201,9 @@ def test_what_shapes_the_prompt_is_the_same_to_the_byte_on_both_legs(mode: Trans
     fields = split(SHAPES_THE_PROMPT)
     first = split(prefill_body(fields, Api.CHAT, pair(), mode))
     second = split(
-        decode_body_write(fields, pair()) if mode is WRITE else decode_body_read(fields, pair(), {})
+        decode_body_write(fields, pair())
+        if mode is WRITE
+        else decode_body_read(fields, pair(), given(LEAST))
     )
     for name, value in fields.items():
         assert bytes(first[name]) == bytes(second[name]) == bytes(value)
@@ -248,7 +257,8 @@ def test_prefill_gets_no_limit_that_its_api_does_not_know() -> None:
 def test_decode_keeps_the_clients_limits() -> None:
     """Decode makes every token, the first one again: nothing is taken off."""
     fields = split(LIMITED)
-    for body in (decode_body_write(fields, pair()), decode_body_read(fields, pair(), {})):
+    write, read = decode_body_write(fields, pair()), decode_body_read(fields, pair(), given(LEAST))
+    for body in (write, read):
         leg = split(body)
         del leg["kv_transfer_params"]
         assert leg == fields
