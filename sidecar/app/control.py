@@ -78,6 +78,8 @@ class Control:
         )
         self.accounting.on_closed = lambda closed: self._orphans.closed(closed, monotonic())
         self.accounting.knows = lambda address: self.keeper.find(address) is not None
+        for warning in pool_warnings(config):
+            log.warning("%s", warning)
         self._load(registry)
         for instance in static:
             registry.add_static(instance, monotonic())
@@ -133,8 +135,6 @@ class Control:
 
     async def _start(self, prober: Prober) -> None:
         """Take the ports first, then serve; engines are heard last, when all else is there."""
-        for warning in pool_warnings(self._config):
-            log.warning("%s", warning)
         self._listener.bind()
         self._fan_out = FanOut(
             settings.api_key(self._config), self._config.tuning.upstream.connect_timeout_s

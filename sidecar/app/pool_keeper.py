@@ -81,9 +81,9 @@ class PoolKeeper:
         if instance.connector is not self._connector:
             raise HeartbeatError(
                 "connector",
-                f"{instance.role} {instance.address} has the connector {instance.connector}, and "
-                f"this pool has connector: {self._connector}. Start that engine with the pool's "
-                "connector, or a router with the engine's",
+                f"{instance.role} {instance.address} has the connector {instance.connector}, this "
+                f"pool has connector: {self._connector}; start the engine with the pool's (engines "
+                "with nixl are named in `instances`), or another router with the engine's",
             )
         self._metrics.heartbeats.inc()
         self._apply(self.registry.hear(instance, monotonic()))

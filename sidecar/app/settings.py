@@ -140,7 +140,9 @@ def _static_instance(entry: StaticInstance, connector: Connector) -> Instance:
         raise ValueError(f"url: expected http://host:port, got {entry.url!r}")
     host, port = split_address(rest.partition("/")[0])
     kv_host, handshake_port, notify_port = host, 0, 0
-    if entry.zmq_address:
+    if connector is Connector.NIXL:
+        kv_host = ""
+    elif entry.zmq_address:
         kv_host, handshake_port, notify_port = parse_zmq_address(entry.zmq_address)
     return Instance(
         address=join_address(host, port),

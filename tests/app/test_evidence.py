@@ -42,9 +42,12 @@ def test_what_an_earlier_attempt_left_was_not_enough(seconds: float, is_blamed: 
     assert of_prefill(P, None, 7.0, seconds, LIMIT_S) is not None
 
 
-@pytest.mark.parametrize("reason", [Reason.INTERNAL, Reason.DRAINING, Reason.BODY_INVALID])
+@pytest.mark.parametrize(
+    "reason",
+    [Reason.INTERNAL, Reason.DRAINING, Reason.BODY_INVALID, Reason.WRONG_CONNECTOR],
+)
 def test_our_own_faults_say_nothing_of_the_instance(reason: Reason) -> None:
-    """In neither direction."""
+    """In neither direction; nor does a connector that the configuration got wrong."""
     assert of_prefill(P, reason, 7.0, LIMIT_S, LIMIT_S) is None
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from sidecar.app.orphans import Orphans
 from sidecar.exchange.ledger import Closed
-from sidecar.exchange.reasons import Outcome
+from sidecar.exchange.reasons import Outcome, Reason
 from sidecar.exchange.records import Placed
 from sidecar.routing.instance import Instance, Role, State, TransferMode, Version
 from sidecar.routing.slots import Slot
@@ -127,6 +127,15 @@ async def test_a_new_life_of_prefill_is_told_nothing(alive_since: float | None) 
     world = World()
     world.alive_since = alive_since
     world.orphans.closed(closed(orphaned_since=11.0), 12.0)
+    assert (world.freed, world.told) == ([(P, False)], [])
+
+
+@pytest.mark.asyncio
+async def test_an_engine_of_another_connector_is_told_nothing() -> None:
+    """It is not the engine that its record says, so who knows who listens there."""
+    world = World()
+    wrong = msgspec.structs.replace(closed(orphaned_since=11.0), reason=Reason.WRONG_CONNECTOR)
+    world.orphans.closed(wrong, 12.0)
     assert (world.freed, world.told) == ([(P, False)], [])
 
 

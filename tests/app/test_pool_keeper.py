@@ -8,9 +8,10 @@ from prometheus_client import CollectorRegistry
 
 from sidecar.app.accounting import Accounting
 from sidecar.app.pool_keeper import REST, Outlets, PoolKeeper
+from sidecar.errors import HeartbeatError
 from sidecar.exchange.ledger import Ledger
 from sidecar.exchange.records import Placed
-from sidecar.routing.instance import Instance, Role, State, TransferMode, Version
+from sidecar.routing.instance import Connector, Instance, Role, State, TransferMode, Version
 from sidecar.routing.model_card import ModelCard
 from sidecar.routing.probe import ProbeOutcome, ProbeTarget
 from sidecar.routing.registry import Registry
@@ -30,12 +31,18 @@ def instance(address: str, role: Role, **what: object) -> Instance:
 class Kept:
     """A keeper with outlets that remember."""
 
-    def __init__(self, static_models: dict[str, tuple[str, ...]] | None = None) -> None:
+    def __init__(
+        self,
+        static_models: dict[str, tuple[str, ...]] | None = None,
+        connector: Connector = Connector.MORIIO,
+    ) -> None:
         self.registry = CollectorRegistry()
         self.metrics = Metrics(self.registry, "0")
         self.accounting = Accounting(Ledger(10.0), self.metrics, 600.0)
         pool = Registry(TTL_S, linger_s=LINGER_S)
-        self.keeper = PoolKeeper(pool, self.accounting, self.metrics, static_models or {})
+        self.keeper = PoolKeeper(
+            pool, self.accounting, self.metrics, static_models or {}, connector
+        )
         self.out: list[tuple[str, object]] = []
         self.acked: frozenset[str] | None = None
         self.keeper.connect(
@@ -276,3 +283,36 @@ def test_what_serves_changes_nothing() -> None:
     kept.keeper.judged(Evidence(where=P, failure=None, placed_at=monotonic()))
     kept.keeper.refresh()
     assert len(kept.out) == before
+
+
+def test_who_registers_with_another_connector_stays_out_of_the_pool() -> None:
+    """The refusal names the engine, both connectors and the way out; nothing is kept or counted as
+    heard."""
+    kept = Kept(connector=Connector.NIXL)
+    before = len(kept.out)
+    with pytest.raises(HeartbeatError) as caught:
+        kept.keeper.heard(instance(P, Role.PREFILL), "10.0.0.1")
+    assert caught.value.reason == "connector"
+    for words in (f"prefill {P}", "moriio", "connector: nixl", "`instances`"):
+        assert words in caught.value.detail
+    assert len(kept.keeper.registry) == 0
+    assert len(kept.out) == before
+    assert kept.registry.get_sample_value("pd_sidecar_heartbeats_total") == 0
+    kept.keeper.rejected(caught.value.reason, caught.value.detail)
+    labels = {"reason": "connector"}
+    name = "pd_sidecar_heartbeats_rejected_total"
+    assert kept.registry.get_sample_value(name, labels) == 1
+
+
+def test_instances_say_their_connector(caplog: pytest.LogCaptureFixture) -> None:
+    """In `/instances` by its key, in the log in place of a mode that says nothing."""
+    caplog.set_level("INFO")
+    for connector, words in (
+        (Connector.MORIIO, "(dp 1 tp 1 READ)"),
+        (Connector.NIXL, "(dp 1 tp 1 NIXL)"),
+    ):
+        kept = Kept(connector=connector)
+        kept.make_ready(P, Role.PREFILL, connector=connector)
+        (row,) = kept.keeper.instances()
+        assert (row["connector"], row["transfer_mode"]) == (connector, "READ")
+        assert f"{P} joined {words}" in caplog.text

@@ -9,7 +9,7 @@ from sidecar.config import WORKERS_MAX, Config, Engine, StaticInstance, Telemetr
 from sidecar.config.keys import HttpTuning, Tuning
 from sidecar.edge.run_dir import RunDir
 from sidecar.errors import ConfigError
-from sidecar.routing.instance import Instance, Role, TransferMode
+from sidecar.routing.instance import Connector, Instance, Role, TransferMode
 
 
 def with_instances(*instances: StaticInstance) -> Config:
@@ -141,6 +141,22 @@ def test_a_static_instance_is_what_it_would_have_registered() -> None:
         is_static=True,
     )
     assert (bare.address, bare.scheme, bare.kv_host) == ("[fd00::1]:8443", "https", "fd00::1")
+
+
+@pytest.mark.parametrize("named", [None, "nixl"])
+def test_a_static_instance_has_the_pools_connector(named: str | None) -> None:
+    """Said or not; of the KV addresses that MoRI-IO has there are none."""
+    entry = StaticInstance(role="decode", url="http://a:1", dp_size=2, tp_size=2, connector=named)
+    (one,) = settings.static_instances(Config(connector="nixl", instances=(entry,)))
+    assert one == Instance(
+        address="a:1",
+        role=Role.DECODE,
+        transfer_mode=TransferMode.READ,
+        connector=Connector.NIXL,
+        dp_size=2,
+        tp_size=2,
+        is_static=True,
+    )
 
 
 def test_every_static_instance_that_is_none_is_named() -> None:

@@ -285,6 +285,23 @@ async def test_a_thousand_bad_messages_are_one_line_of_log(
 
 
 @pytest.mark.asyncio
+async def test_an_engine_of_another_connector_is_named_once_and_counted_each_time(
+    door: Door, engines: Callable, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each engine, for an operator has to mend each; and it beats for ever."""
+    engine = engines(door.url)
+    for sent, name in ((3, "the first"), (6, "the second")):
+        door.raises = HeartbeatError("connector", f"{name} is another's")
+        for _ in range(3):
+            engine.send(beat())
+        await until(lambda sent=sent: len(door.rejected) == sent)
+    assert door.listener.counts["connector"] == 6
+    assert (door.listener.heard, door.heard) == (0, [])
+    for name in ("the first", "the second"):
+        assert caplog.text.count(f"dropped: connector: {name} is another's") == 1
+
+
+@pytest.mark.asyncio
 async def test_ipv6(engines: Callable) -> None:
     door = Door("tcp://[::1]:0")
     try:

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from sidecar.routing.instance import Instance, Role, State, TransferMode, Version
+from sidecar.routing.instance import Connector, Instance, Role, State, TransferMode, Version
 from sidecar.routing.view import Member
 from sidecar.wire.kv_notice import Notice, release, write_failed
 
@@ -20,12 +20,14 @@ def member(
     tp_size: int = 1,
     notify_port: int = 61005,
     kv_host: str = "10.0.0.1",
+    connector: Connector = Connector.MORIIO,
 ) -> Member:
     return Member(
         instance=Instance(
             address="10.0.0.1:8000",
             role=role,
             transfer_mode=mode,
+            connector=connector,
             dp_size=dp_size,
             tp_size=tp_size,
             kv_host=kv_host,
@@ -78,10 +80,12 @@ def test_an_ipv6_host_is_bracketed() -> None:
         {"version": Version(0, 32)},
         {"dp_size": 2, "tp_size": 2},
         {"notify_port": 0},
+        {"connector": Connector.NIXL},
     ],
 )
 def test_nothing_is_sent_to_an_engine_that_might_not_take_it(what: dict[str, object]) -> None:
-    """Unknown or older versions, ports that several ranks share, ports that are not known."""
+    """Unknown or older versions, ports that several ranks share, ports that are not known, and an
+    engine that has no such ports."""
     assert release(member(P, **what), 0, "tx-1") is None
     assert write_failed(member(D, **what), 0, "tx-1") is None
 
