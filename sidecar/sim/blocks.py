@@ -59,6 +59,10 @@ class BlockStore:
         """Blocks held now."""
         return sum(len(held.block_ids) for held in self._held.values())
 
+    def blocks_of(self, rank: int) -> int:
+        """Blocks held now on one rank."""
+        return sum(len(held.block_ids) for held in self._held.values() if held.rank == rank)
+
     def allocate(self, count: int) -> tuple[int, ...]:
         """`count` new block ids."""
         first = self._next_block

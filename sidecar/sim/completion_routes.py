@@ -10,15 +10,15 @@ from aiohttp import web
 from sidecar.sim.answer import Answer, dump
 from sidecar.sim.chat_answer import ChatAnswer
 from sidecar.sim.completion_answer import CompletionAnswer
+from sidecar.sim.connector import Connector
 from sidecar.sim.core import Core
-from sidecar.sim.decode import Decode
 from sidecar.sim.generation import Generation
-from sidecar.sim.intake import Intake
+from sidecar.sim.intake import Admitted, Intake
 from sidecar.sim.messages_answer import MessagesAnswer, error_of
 from sidecar.sim.messages_request import chat_of_messages
 from sidecar.sim.model_request import ModelRequest, read_model_request
-from sidecar.sim.prefill import Prefill
 from sidecar.sim.prompt import Api
+from sidecar.sim.rejection import Rejection
 from sidecar.sim.responses_answer import ResponsesAnswer
 from sidecar.sim.responses_request import chat_of_responses
 
@@ -28,11 +28,10 @@ _NOT_IN_BATCH = ("tools", "tool_choice", "stream", "stream_options")
 class CompletionRoutes:
     """The text-writing routes of one engine."""
 
-    def __init__(self, core: Core, intake: Intake, prefill: Prefill, decode: Decode) -> None:
+    def __init__(self, core: Core, intake: Intake, connector: Connector) -> None:
         self._core = core
         self._intake = intake
-        self._prefill = prefill
-        self._decode = decode
+        self._connector = connector
 
     def routes(self) -> list[web.RouteDef]:
         """All of them."""
@@ -67,15 +66,27 @@ class CompletionRoutes:
         )
 
     async def _run(self, request: web.Request, api: Api) -> web.StreamResponse:
-        admitted = await self._intake.admit(request, lambda body: self.read(api, body))
-        if admitted.early is not None:
-            return admitted.early
+        rejection = Rejection(self._connector, api)
+        with rejection.watch():
+            admitted = await self._intake.admit(
+                request, lambda body: self.read(api, rejection.see(body))
+            )
+            if admitted.early is not None:
+                rejection.tell()
+                return admitted.early
+            run = self._generation(request, api, admitted)
+            if not admitted.asked.stream:
+                return await run.answer_whole(request)
+        return await run.answer_streamed(request)
+
+    def _generation(
+        self, request: web.Request, api: Api, admitted: Admitted[ModelRequest]
+    ) -> Generation:
         asked = admitted.asked
         request_id = _request_id(request, api, admitted.body)
         answer = _answer_to(asked, admitted.body, request_id)
-        sides = (self._core, self._prefill, self._decode)
-        run = Generation(*sides, asked, admitted.rank, request_id, answer, admitted.fault)
-        return await (run.answer_streamed(request) if asked.stream else run.answer_whole(request))
+        sides = (self._core, self._connector)
+        return Generation(*sides, asked, admitted.rank, request_id, answer, admitted.fault)
 
     def read(self, api: Api, body: Mapping[str, Any]) -> ModelRequest:
         """The checked request of a client's body; raises ApiError."""

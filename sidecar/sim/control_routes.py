@@ -5,12 +5,11 @@ from typing import Any
 
 from aiohttp import web
 
+from sidecar.sim.connector import Connector
 from sidecar.sim.control_body import read_control
 from sidecar.sim.core import Core, Received
-from sidecar.sim.decode import Decode
 from sidecar.sim.door import Door
 from sidecar.sim.heartbeat import Heartbeat
-from sidecar.sim.prefill import Prefill
 
 
 class ControlRoutes:
@@ -19,14 +18,12 @@ class ControlRoutes:
     def __init__(
         self,
         core: Core,
-        prefill: Prefill,
-        decode: Decode,
+        connector: Connector,
         heartbeat: Heartbeat | None,
         door: Door,
     ) -> None:
         self._core = core
-        self._prefill = prefill
-        self._decode = decode
+        self._connector = connector
         self._heartbeat = heartbeat
         self._door = door
 
@@ -50,9 +47,10 @@ class ControlRoutes:
         return web.json_response(
             {
                 "role": options.role,
+                "connector": options.connector,
                 "mode": options.mode,
                 "version": options.version,
-                "engine_id": core.engine_id,
+                "engine_id": self._connector.engine_id,
                 "dp_size": options.dp_size,
                 "tp_size": options.tp_size,
                 "lives": core.lives,
@@ -61,11 +59,7 @@ class ControlRoutes:
                 "running": core.running,
                 "waiting": core.waiting,
                 "holding_now": core.gate.holding_now,
-                "held_transfers": self._prefill.store.transfers,
-                "held_blocks": self._prefill.store.blocks,
-                "notices": len(self._prefill.notices),
-                "leaked_transfers": len(self._decode.leaked),
-                "leaked_blocks": sum(self._decode.leaked.values()),
+                **self._connector.state(),
                 "notify_threads_dead": len(core.dead_notify_ranks),
                 "models": core.models.names,
                 "is_profiling": core.is_profiling,

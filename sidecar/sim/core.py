@@ -16,6 +16,7 @@ from sidecar.sim.link import Links
 from sidecar.sim.models import Models
 from sidecar.sim.notifier import Notifier
 from sidecar.sim.options import SimOptions
+from sidecar.sim.traffic import Traffic
 
 KeptAs = Leg | Literal["single"]
 """As what a request is kept: a leg, or a request that runs no model."""
@@ -102,6 +103,7 @@ class Core:
         self.lives = lives
         self.engine_id = f"{host}:{handshake_port}"
         self.counters = Counters(options.dp_size)
+        self.traffic = [Traffic() for _ in range(options.dp_size)]
         self.links = Links()
         self.zmq: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.notifier = Notifier(self.zmq, self.counters)

@@ -27,6 +27,8 @@ class Counters:
         self.released_by_notify = 0
         self.failed_by_notify = 0
         self.early_releases = 0
+        self.late_releases = 0
+        self.renewals = 0
         self.aborted = 0
         self.tokens_sent = 0
         self.local_prefills = 0
@@ -45,6 +47,8 @@ class Counters:
             "released_by_notify": self.released_by_notify,
             "failed_by_notify": self.failed_by_notify,
             "early_releases": self.early_releases,
+            "late_releases": self.late_releases,
+            "renewals": self.renewals,
             "aborted": self.aborted,
             "tokens_sent": self.tokens_sent,
             "local_prefills": self.local_prefills,

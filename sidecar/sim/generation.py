@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from itertools import islice
 from os import urandom
 from typing import Any
@@ -10,15 +11,13 @@ from aiohttp import web
 
 from sidecar.sim.answer import Answer
 from sidecar.sim.api_error import ApiError
-from sidecar.sim.blocks import PushTarget
 from sidecar.sim.choice_run import ChoiceRun
 from sidecar.sim.connection import drop, flush, reset
+from sidecar.sim.connector import Connector, PrefillLeg
 from sidecar.sim.core import Core
-from sidecar.sim.decode import Decode
 from sidecar.sim.faults import Fault, Kind
 from sidecar.sim.model import block_contents, generate, run_choice
 from sidecar.sim.model_request import ModelRequest
-from sidecar.sim.prefill import Prefill
 from sidecar.sim.prompt import Prompt
 
 _STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8"}
@@ -33,8 +32,7 @@ class Generation:
     def __init__(
         self,
         core: Core,
-        prefill: Prefill,
-        decode: Decode,
+        connector: Connector,
         asked: ModelRequest,
         rank: int,
         request_id: str,
@@ -42,10 +40,10 @@ class Generation:
         fault: Fault | None,
     ) -> None:
         self._core = core
-        self._prefill = prefill
-        self._decode = decode
+        self._connector = connector
         self._asked = asked
         self._rank = rank
+        self._traffic = core.traffic[rank]
         self._request_id = request_id
         self._answer = answer
         self._fault = fault
@@ -54,25 +52,38 @@ class Generation:
 
     async def answer_whole(self, request: web.Request) -> web.Response:
         """The answer in one piece; raises ApiError."""
+        with self._in_engine():
+            return await self._whole(request)
+
+    async def answer_streamed(self, request: web.Request) -> web.StreamResponse:
+        """The answer as events; its headers go before the first token, as vLLM's do."""
+        with self._in_engine():
+            return await self._streamed(request)
+
+    def _in_engine(self) -> AbstractContextManager[None]:
+        prompts, choices = self._asked.prompts, self._asked.sampling.n
+        blocks = sum(len(block_contents(prompt)) for prompt in prompts)
+        return self._traffic.request(len(prompts) * choices, blocks)
+
+    async def _whole(self, request: web.Request) -> web.Response:
         core = self._core
-        target = self._check_prefill()
+        leg = self._open_prefill()
         runs = [self._finished_run(source) for source in await self._start()]
         longest = max(run.count for run in runs)
         if longest > 1 and core.pace.tokens_per_s:
             await asyncio.sleep((longest - 1) / core.pace.tokens_per_s)
         if self._break_at >= 0:
             await self._break_off(request)
-        parameters = await self._finish_prefill(target, runs)
+        parameters = await self._finish_prefill(leg, runs)
         core.check_alive()
-        core.counters.tokens_sent += sum(run.count for run in runs)
+        self._note_tokens(sum(run.count for run in runs))
         body = self._answer.whole(runs, parameters)
         if self._has_fault("reset"):
             await self._reset_after_headers(request, len(body))
         return web.Response(body=body, content_type="application/json")
 
-    async def answer_streamed(self, request: web.Request) -> web.StreamResponse:
-        """The answer as events; its headers go before the first token, as vLLM's do."""
-        target = self._check_prefill()
+    async def _streamed(self, request: web.Request) -> web.StreamResponse:
+        leg = self._open_prefill()
         response = web.StreamResponse(headers=_STREAM_HEADERS)
         await response.prepare(request)
         if self._has_fault("reset"):
@@ -89,7 +100,7 @@ class Generation:
                 runs = [self._run(source) for source in sources]
                 await self._write_steps(request, response, runs)
                 count = sum(run.count for run in runs)
-            await self._finish_prefill(target, runs)
+            await self._finish_prefill(leg, runs)
             for event in self._answer.closing(runs, count):
                 await response.write(event)
         except ApiError as error:
@@ -150,7 +161,7 @@ class Generation:
             for before, after, ending, choice in parts:
                 token = next(choice).encode()
                 await response.write(before + token + (ending if number == last else after))
-            core.counters.tokens_sent += len(parts)
+            self._note_tokens(len(parts))
 
     async def _write_steps(
         self, request: web.Request, response: web.StreamResponse, runs: list[ChoiceRun]
@@ -163,7 +174,7 @@ class Generation:
                 event = self._answer.step(index, run, run.step())
                 if event:
                     await response.write(event)
-            self._core.counters.tokens_sent += len(going)
+            self._note_tokens(len(going))
             number += 1
 
     async def _await_turn(self, request: web.Request, number: int, due: float) -> float:
@@ -202,44 +213,41 @@ class Generation:
 
     async def _start(self) -> list[Source]:
         """Obtain the KV, wait for the first token; returns what each choice is made of."""
-        asked, core = self._asked, self._core
+        asked, core, traffic = self._asked, self._core, self._traffic
         fetched: tuple[bytes, ...] | None = None
+        tokens, external = asked.prompt_tokens * asked.sampling.n, self._connector.claim(asked)
         if asked.leg == "decode" and asked.kv is not None:
-            if core.options.role != "decode":
-                raise self._wrong_role()
-            fetched = await self._decode.obtain(asked, asked.kv, self._rank, self._request_id)
-        elif asked.leg == "plain" and core.options.garbles_plain_requests:
-            core.counters.errors["garbled_plain"] += 1
-            fetched = (urandom(16),)
+            fetched = await self._connector.obtain(asked, self._rank, self._request_id)
+        else:
+            traffic.admit(tokens, external)
+            if asked.leg == "plain" and core.options.garbles_plain_requests:
+                core.counters.errors["garbled_plain"] += 1
+                fetched = (urandom(16),)
         if core.pace.ttft_s:
             await asyncio.sleep(core.pace.ttft_s)
         core.check_alive()
+        traffic.prefill(tokens, external)
         return [
             (prompt, block_contents(prompt) if fetched is None else fetched, number)
             for prompt in asked.prompts
             for number in range(asked.sampling.n)
         ]
 
-    def _check_prefill(self) -> PushTarget | None:
+    def _open_prefill(self) -> PrefillLeg | None:
         if self._asked.leg != "prefill" or self._asked.kv is None:
             return None
-        if self._core.options.role != "prefill":
-            raise self._wrong_role()
-        return self._prefill.check(self._asked, self._asked.kv, self._request_id)
+        return self._connector.open_prefill(self._asked, self._rank, self._request_id)
 
     async def _finish_prefill(
-        self, target: PushTarget | None, runs: list[ChoiceRun]
+        self, leg: PrefillLeg | None, runs: list[ChoiceRun]
     ) -> dict[str, Any] | None:
-        """Hand the KV over, if this is a prefill leg and it ended by length."""
-        asked = self._asked
-        if asked.leg != "prefill" or asked.kv is None:
+        """Hand the KV over, if this is a prefill leg and its end allows it."""
+        if leg is None:
             return None
         await self._core.gate.wait()
         self._core.check_alive()
-        now = asyncio.get_running_loop().time()
-        is_kept = not self._has_fault("no_kv") and all(run.finish == "length" for run in runs)
-        return self._prefill.finish(asked, asked.kv, self._rank, target, now, is_kept)
+        return leg.finish(runs, not self._has_fault("no_kv"))
 
-    def _wrong_role(self) -> ApiError:
-        self._core.counters.errors["wrong_role"] += 1
-        return ApiError(500, f"Internal server error (sim: {self._asked.leg} leg on wrong role)")
+    def _note_tokens(self, count: int) -> None:
+        self._core.counters.tokens_sent += count
+        self._traffic.generated += count

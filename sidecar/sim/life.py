@@ -15,23 +15,23 @@ from sidecar.sim.audio_routes import AudioRoutes
 from sidecar.sim.completion_routes import CompletionRoutes
 from sidecar.sim.control_routes import ControlRoutes
 from sidecar.sim.core import Core
-from sidecar.sim.decode import Decode
 from sidecar.sim.door import Door
 from sidecar.sim.fault_routes import FaultRoutes
 from sidecar.sim.guard import guard_of
 from sidecar.sim.heartbeat import Heartbeat, payload_maker
 from sidecar.sim.intake import Intake
 from sidecar.sim.link import LinkServer
+from sidecar.sim.moriio import Moriio
+from sidecar.sim.nixl import Nixl
 from sidecar.sim.notify_ports import NotifyPorts
 from sidecar.sim.options import SimOptions, parse_address
 from sidecar.sim.pooling_routes import PoolingRoutes
 from sidecar.sim.ports import Ports
-from sidecar.sim.prefill import Prefill
 from sidecar.sim.service_routes import ServiceRoutes
 
 KEEP_ALIVE_S = 5.0  # vLLM's (uvicorn's) idle close
 MAX_BODY_BYTES = 256 << 20
-REAP_TICKS = 10  # sweeps in one defer time-out, at most one a second
+REAP_TICKS = 10  # sweeps in the time that blocks are kept, at least one a second
 
 
 class Life:
@@ -45,8 +45,7 @@ class Life:
         self._core = Core(
             options, ports.http_address.host, ports.handshake_port, ports.notify_port, number
         )
-        self._prefill = Prefill(self._core)
-        self._decode = Decode(self._core)
+        self._connector = Nixl(self._core) if options.is_nixl else Moriio(self._core)
 
     def stop(self) -> None:
         """End for good."""
@@ -82,23 +81,23 @@ class Life:
         return heartbeat
 
     async def _serve_links(self, stack: AsyncExitStack) -> None:
-        core = self._core
-        side = self._prefill if self._options.role == "prefill" else self._decode
+        core, connector = self._core, self._connector
         stack.callback(core.links.close)
         for rank, listener in enumerate(self._ports.handshakes):
-            server = LinkServer(partial(side.answer_handshake, rank))
+            server = LinkServer(partial(connector.answer, rank))
             stack.callback(server.close)
             await server.listen(listener)
         stack.callback(core.zmq.term)
         stack.callback(core.notifier.close)
-        notify = NotifyPorts(core, side.hear)
-        stack.callback(notify.close)
-        for index, bound in enumerate(self._ports.notifies):
-            notify.listen(index, bound)
-        stack.callback(self._prefill.close)
+        if isinstance(connector, Moriio):
+            notify = NotifyPorts(core, connector.hear)
+            stack.callback(notify.close)
+            for index, bound in enumerate(self._ports.notifies):
+                notify.listen(index, bound)
+        stack.callback(connector.close)
 
     async def _serve_http(self, heartbeat: Heartbeat | None, stack: AsyncExitStack) -> None:
-        core, sides = self._core, (self._prefill, self._decode)
+        core, connector = self._core, self._connector
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[guard_of(core)])
         runner = web.AppRunner(
             app,
@@ -109,14 +108,14 @@ class Life:
         )
         door = Door(runner, self._ports)
         intake = Intake(core)
-        model = CompletionRoutes(core, intake, *sides)
+        model = CompletionRoutes(core, intake, connector)
         app.add_routes(
             [
                 *model.routes(),
                 *PoolingRoutes(core, intake).routes(),
                 *AudioRoutes(core, intake).routes(),
                 *ServiceRoutes(core, model.read).routes(),
-                *ControlRoutes(core, *sides, heartbeat, door).routes(),
+                *ControlRoutes(core, connector, heartbeat, door).routes(),
                 *FaultRoutes(core, door, self.die).routes(),
             ]
         )
@@ -126,10 +125,12 @@ class Life:
         await door.open()
 
     async def _reap_until_end(self) -> None:
-        tick_s = min(1.0, self._options.defer_timeout_s / REAP_TICKS)
+        options = self._options
+        limit_s = options.kv_lease_s if options.is_nixl else options.defer_timeout_s
+        tick_s = min(1.0, limit_s / REAP_TICKS)
         loop = asyncio.get_running_loop()
         while not await has_ended(self._end, tick_s):
-            self._prefill.reap(loop.time())
+            self._connector.reap(loop.time())
 
 
 async def has_ended(end: asyncio.Event, within_s: float) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Role = Literal["prefill", "decode"]
+ConnectorName = Literal["moriio", "nixl"]
 Mode = Literal["READ", "WRITE"]
 Shape = Literal["register", "typed"]
 
@@ -64,8 +65,9 @@ HELP = {
     "proxy": "HOST:PORT of the router's registration; without it the engine never registers",
     "dp_size": "data-parallel ranks",
     "tp_size": "tensor-parallel size: a value, and with dp_size 1 as many notify ports",
-    "mode": "transfer mode, READ or WRITE",
-    "handshake_port": "first of dp_size ports",
+    "connector": "moriio, or nixl: vLLM's pull connector, which registers nowhere",
+    "mode": "transfer mode of moriio, READ or WRITE",
+    "handshake_port": "first of dp_size ports; of nixl the side channel",
     "notify_port": "first of dp_size ports, of tp_size ones if dp_size is 1",
     "ttft_ms": "time to first token",
     "tokens_per_s": "of each answer; 0: as fast as possible",
@@ -78,6 +80,7 @@ HELP = {
     "shape": "heartbeat: register (up to 0.19) or typed; by default what the version sends",
     "request_address_suffix": "of the register shape: /v1/completions or /v1",
     "defer_timeout_s": "blocks that nobody fetches are given up after this",
+    "kv_lease_s": "nixl: blocks that no decode engine reads, or renews, are given up after this",
     "start_delay_s": "between the first heartbeat and listening",
 }
 """What each option is, for `--help`."""
@@ -95,6 +98,7 @@ class SimOptions:
     """
 
     role: Role
+    connector: ConnectorName = "moriio"
     http: str = "127.0.0.1:0"
     proxy: str = ""
     dp_size: int = 1
@@ -113,11 +117,13 @@ class SimOptions:
     shape: Shape | None = None
     request_address_suffix: str = "/v1/completions"
     defer_timeout_s: float = 60.0
+    kv_lease_s: float = 30.0
     start_delay_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name, allowed in (
             ("role", ("prefill", "decode")),
+            ("connector", ("moriio", "nixl")),
             ("mode", ("READ", "WRITE")),
             ("shape", (None, "register", "typed")),
         ):
@@ -130,8 +136,21 @@ class SimOptions:
         if self.proxy:
             parse_address("--proxy", self.proxy)
         parse_release(self.version)
+        if self.is_nixl:
+            self._check_nixl()
         if not all(self.models) or len(set(self.models)) < len(self.models):
             raise OptionError(f"--model is {self.model!r}: a name is empty, or is there twice")
+
+    def _check_nixl(self) -> None:
+        if self.proxy:
+            raise OptionError(
+                "--proxy: a NIXL engine registers nowhere; name its --http address among the "
+                "router's `instances`"
+            )
+        if self.mode != "READ":
+            raise OptionError("--mode is WRITE: of NIXL only the pull connector is simulated")
+        if self.release < (0, 32):
+            raise OptionError(f"--version is {self.version!r}: NIXL is simulated from 0.32 on")
 
     def _check_numbers(self) -> None:
         for name, low, high in (
@@ -143,6 +162,7 @@ class SimOptions:
             ("tokens_per_s", 0, 1e9),
             ("ping_interval_s", 0.01, 3600),
             ("defer_timeout_s", 0.01, 86400),
+            ("kv_lease_s", 0.01, 86400),
             ("start_delay_s", 0, 3600),
             ("max_model_len", 2, 1 << 30),
         ):
@@ -157,6 +177,11 @@ class SimOptions:
         return tuple(self.model.split(","))
 
     @property
+    def is_nixl(self) -> bool:
+        """The connector is NIXL's, and nothing of MoRI-IO applies."""
+        return self.connector == "nixl"
+
+    @property
     def release(self) -> tuple[int, int]:
         """(major, minor) of the simulated vLLM."""
         return parse_release(self.version)
@@ -164,6 +189,8 @@ class SimOptions:
     @property
     def notify_ports(self) -> int:
         """How many there are: both sizes above 1 collide in vLLM (protocol d), here dp_size."""
+        if self.is_nixl:
+            return 0
         return self.dp_size if self.dp_size > 1 else self.tp_size
 
     @property
@@ -189,4 +216,9 @@ class SimOptions:
     @property
     def garbles_plain_requests(self) -> bool:
         """A READ decode engine before 0.33 answers a plain request with garbage and 200."""
-        return self.role == "decode" and self.mode == "READ" and self.release < (0, 33)
+        return (
+            self.role == "decode"
+            and self.mode == "READ"
+            and self.release < (0, 33)
+            and not self.is_nixl
+        )

@@ -15,7 +15,10 @@ RETAKE_POLL_S = 0.005
 
 
 class Ports:
-    """`http`, and the handshake and notify ports of each rank. Raises OptionError."""
+    """`http`, and the handshake and notify ports of each rank (NIXL has none of the latter: 0).
+
+    Raises OptionError.
+    """
 
     def __init__(self, options: SimOptions) -> None:
         where = parse_address("--http", options.http)
@@ -25,12 +28,14 @@ class Ports:
         self.handshakes = bind_range(
             "--handshake-port", where.host, options.handshake_port, options.dp_size
         )
-        self.notifies = bind_range(
-            "--notify-port", where.host, options.notify_port, options.notify_ports
+        self.notifies = (
+            bind_range("--notify-port", where.host, options.notify_port, options.notify_ports)
+            if options.notify_ports
+            else []
         )
         self.http_address = Address(reachable_host(where, proxy), port_of(self.http))
         self.handshake_port = port_of(self.handshakes[0])
-        self.notify_port = port_of(self.notifies[0])
+        self.notify_port = port_of(self.notifies[0]) if self.notifies else 0
 
     async def retake_http(self) -> None:
         """Take the API's port again after its listener was closed."""

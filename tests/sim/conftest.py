@@ -32,6 +32,16 @@ PATHS = {
 }
 
 
+NIXL_PREFILL_PARAMS = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+
+
 @dataclass
 class Engine:
     """One running simulator process."""
@@ -292,6 +302,19 @@ class Lab:
         request_id = kv.pop("request_id", None)
         leg["kv_transfer_params"] = _merge(params, kv)
         return await self.ask(engine, api, leg, rank, request_id)
+
+    def nixl_pair(self, **options: Any) -> tuple[Engine, Engine]:
+        return self.pair("READ", connector="nixl", **options)
+
+    async def nixl_prefill(
+        self, engine: Engine, api: str, body: dict[str, Any], rank: int | None = None, **kv: Any
+    ) -> Text:
+        """NIXL's prefill leg as a right proxy sends it; `kv` overrides keys, `...` drops one."""
+        leg = {**body, "max_tokens": 1, "stream": False}
+        if api == "responses":
+            leg["max_output_tokens"] = 1
+        leg["kv_transfer_params"] = _merge(NIXL_PREFILL_PARAMS, kv)
+        return await self.ask(engine, api, leg, rank)
 
     async def decode(
         self, engine: Engine, api: str, body: dict[str, Any], rank: int | None = None, **kv: Any
