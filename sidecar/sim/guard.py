@@ -11,7 +11,7 @@ GUARDED = ("/v1", "/v2", "/inference", "/cohere")
 """What vLLM asks a key for; /health, /ping, /version, /tokenize and the rest are open."""
 PROBE_AGENT = "pd-sidecar-probe"
 _PROBED = ("/version", "/v1/models")
-_NOT_COUNTED = ("/sim", "/health", "/ping")
+_NOT_COUNTED = ("/sim", "/health", "/ping", "/metrics")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -21,6 +21,7 @@ from sidecar.sim.guard import guard_of
 from sidecar.sim.heartbeat import Heartbeat, payload_maker
 from sidecar.sim.intake import Intake
 from sidecar.sim.link import LinkServer
+from sidecar.sim.metrics_route import MetricsRoute
 from sidecar.sim.moriio import Moriio
 from sidecar.sim.nixl import Nixl
 from sidecar.sim.notify_ports import NotifyPorts
@@ -115,6 +116,7 @@ class Life:
                 *PoolingRoutes(core, intake).routes(),
                 *AudioRoutes(core, intake).routes(),
                 *ServiceRoutes(core, model.read).routes(),
+                *MetricsRoute(core, connector).routes(),
                 *ControlRoutes(core, connector, heartbeat, door).routes(),
                 *FaultRoutes(core, door, self.die).routes(),
             ]

@@ -1,4 +1,4 @@
-"""NIXL: what wrong parameters, dead peers and missing keys do to a decode engine, as read in vLLM."""
+"""NIXL: what wrong parameters, dead peers and missing keys do to a decode engine, read in vLLM."""
 
 import asyncio
 from typing import Any
