@@ -50,13 +50,14 @@ def http(method: str, url: str, body: Any = None, timeout_s: float = 10.0) -> tu
 
 
 class Engine:
-    """One simulated engine, its own process (`pd-sidecar sim`)."""
+    """One simulated engine, its own process (`pd-sidecar sim`); `registration` empty: nowhere."""
 
     def __init__(self, role: str, registration: str, **options: Any) -> None:
         self.role = role
         flags = [f"--{key.replace('_', '-')}={value}" for key, value in options.items()]
         command = [sys.executable, "-m", "sidecar", "sim", f"--role={role}"]
-        command.append(f"--proxy={registration}")
+        if registration:
+            command.append(f"--proxy={registration}")
         self.process = subprocess.Popen(
             [*command, *flags], stdout=subprocess.PIPE, text=True, start_new_session=True
         )

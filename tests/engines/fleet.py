@@ -1,0 +1,158 @@
+"""One prefill and one decode engine behind the router, real or simulated: what all tests here see.
+
+The real ones are vLLM on CPUs; the simulated ones are told to be that version. Invariant: whatever
+was started is ended by `close`.
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.stack import Engine, Stack, until
+from tests.engines.comparison import Compared, compare
+from tests.engines.counters import Counters, counters
+from tests.engines.environment import prepare
+from tests.engines.questions import Question
+from tests.engines.tally import TALLY
+from tests.engines.vllm_engine import (
+    CONTEXT_TOKENS,
+    DEFER_S,
+    LEASE_S,
+    MODEL,
+    RANKS,
+    VllmEngine,
+    Wiring,
+)
+
+VERSION = "0.32.0"
+"""of the lock file's vLLM"""
+REST_S = 25.0
+"""In MoRI-IO a push or a block that nobody fetches is given up after 8 and 10 s here."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a fleet is made of."""
+
+    is_real: bool
+    connector: str
+    mode: str
+
+    @property
+    def name(self) -> str:
+        how = "nixl" if self.connector == "nixl" else f"{self.connector} {self.mode}"
+        return f"{'vllm' if self.is_real else 'sim'} {how}"
+
+
+class Fleet:
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        self.folder = Path(tempfile.mkdtemp(prefix="pd-engines-", dir="/tmp"))
+        self._environment = prepare() if kind.is_real else None
+        self._stack: Stack | None = None
+        self._engines: list[Any] = []
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __repr__(self) -> str:
+        return f"Fleet({self.kind.name})"
+
+    # --- life
+
+    def _start(self) -> None:
+        """MoRI-IO's engines must know the router, and the router must know NIXL's."""
+        if self.kind.connector == "moriio":
+            self._stack = Stack(workers=2)
+            self._start_engines(self.stack.registration)
+        else:
+            self._start_engines("")
+            entries = [self.entry(engine) for engine in self._engines]
+            self._stack = Stack({"connector": "nixl", "instances": entries}, workers=2)
+        self.stack.start()
+        for engine in self._engines:
+            if isinstance(engine, VllmEngine):
+                engine.wait_healthy()
+        self.stack.wait_placeable(self.prefill, self.decode, timeout_s=30)
+
+    @property
+    def stack(self) -> Stack:
+        assert self._stack is not None
+        return self._stack
+
+    def _start_engines(self, registration: str) -> None:
+        self.prefill = self._start_engine("prefill", registration)
+        self.decode = self._start_engine("decode", registration)
+
+    def _start_engine(self, role: str, registration: str) -> Any:
+        kind = self.kind
+        if self._environment is not None:
+            wiring = Wiring(kind.connector, kind.mode, registration)
+            engine: Any = VllmEngine(self._environment, self.folder, role, wiring)
+        else:
+            options = {"connector": "nixl", "kv_lease_s": LEASE_S}
+            if kind.connector == "moriio":
+                options = {"mode": kind.mode, "ping_interval_s": 1, "defer_timeout_s": DEFER_S}
+            sizes = {"dp_size": RANKS, "max_model_len": CONTEXT_TOKENS}
+            engine = Engine(role, registration, version=VERSION, model=MODEL, **sizes, **options)
+        self._engines.append(engine)
+        return engine
+
+    def close(self) -> None:
+        if self._stack is not None:
+            self._stack.close()
+        for engine in self._engines:
+            engine.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    # --- what is seen
+
+    def compare(self, questions: Sequence[Question], at_once: int = 1) -> Compared:
+        """With the prefill engine's own answers; those that are equal are counted."""
+        compared = compare(self.prefill.url, self.stack.url, questions, at_once)
+        TALLY.add(self.kind.name, compared.requests)
+        return compared
+
+    def counters(self, engine: Any) -> Counters:
+        return counters(engine.url)
+
+    def rest(self) -> None:
+        """Wait until nothing is on its way: no request of the router, none in the engines, and no
+        KV block in use."""
+        until(lambda: not any(self.stack.in_flight().values()), "every slot is free", REST_S)
+        for engine in (self.prefill, self.decode):
+            until(lambda e=engine: counters(e.url).is_at_rest, f"{engine} is at rest", REST_S)
+
+    # --- what can be broken
+
+    def break_transfers(self, **control: Any) -> None:
+        """Of real MoRI-IO engines: what the stand-in of its library is told; nothing: mend it."""
+        for engine in (self.prefill, self.decode):
+            engine.control_path.write_text(json.dumps(control))
+
+    @contextmanager
+    def second_router(self, *entries: dict[str, Any]) -> Iterator[Stack]:
+        """Another one in front of the same engines, which it knows from its configuration."""
+        config = {"connector": self.kind.connector, "instances": list(entries)}
+        with Stack(config, workers=1) as stack:
+            addresses = {entry["url"].removeprefix("http://") for entry in entries}
+            until(lambda: addresses <= stack.placeable(), f"placeable: {addresses}", 30)
+            yield stack
+
+    def entry(self, engine: Any, **changed: Any) -> dict[str, Any]:
+        """Of the configuration's `instances`."""
+        own = {"role": engine.role, "url": engine.url, "dp_size": RANKS}
+        if self.kind.connector == "moriio":
+            own |= {"transfer_mode": self.kind.mode, "zmq_address": _zmq_address(engine)}
+        return own | changed
+
+
+def _zmq_address(engine: Any) -> str:
+    return engine.zmq_address if isinstance(engine, VllmEngine) else engine.ready["zmq"]
