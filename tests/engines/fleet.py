@@ -155,4 +155,8 @@ class Fleet:
 
 
 def _zmq_address(engine: Any) -> str:
-    return engine.zmq_address if isinstance(engine, VllmEngine) else engine.ready["zmq"]
+    """As the engine registers it."""
+    if isinstance(engine, VllmEngine):
+        return engine.zmq_address
+    ports = engine.ready
+    return f"host:127.0.0.1,handshake:{ports['handshake_port']},notify:{ports['notify_port']}"
