@@ -21,7 +21,6 @@ from sidecar.exchange.records import (
     Replied,
     TransferFailed,
 )
-from sidecar.routing.instance import TransferMode
 from sidecar.routing.slots import Slot
 from sidecar.routing.standing import Evidence
 from sidecar.telemetry.metrics import Metrics
@@ -123,7 +122,7 @@ class Accounting:
         entry = self.ledger.find(record.exchange)
         if entry is None or record.gap_s is None or entry.placed.prefill is None:
             return
-        if entry.placed.mode is TransferMode.READ:
+        if entry.placed.is_in_series:
             slot = entry.placed.prefill
             self._metrics.gap.labels(slot.address, str(slot.dp_rank)).observe(record.gap_s)
 
@@ -192,8 +191,7 @@ class Accounting:
         if closed.placed is None or closed.placed.decode is None:
             return
         slot = closed.placed.decode
-        # READ decodes after prefill; in WRITE both run at once.
-        before = closed.prefill_s or 0.0 if closed.placed.mode is TransferMode.READ else 0.0
+        before = closed.prefill_s or 0.0 if closed.placed.is_in_series else 0.0
         labels = (slot.address, str(slot.dp_rank))
         self._metrics.decode_duration.labels(*labels).observe(max(0.0, total_s - before))
 

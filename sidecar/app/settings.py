@@ -89,6 +89,7 @@ def body_budget_bytes(config: Config) -> int:
 def limits(config: Config) -> Limits:
     return Limits(
         aggregated_role=Role(config.placement.aggregated_role),
+        writes_in_series=config.placement.write_legs == "in_series",
         prefill_timeout_s=config.prefill.timeout_s,
         prefill_attempts=config.prefill.attempts,
         max_body_bytes=config.tuning.http.max_body_bytes,

@@ -23,11 +23,20 @@ class Holding:
         self._worker = worker
 
     def take_pair(
-        self, answers: Answers, asked: Asked, placement: Placement, transfer_id: str
+        self,
+        answers: Answers,
+        asked: Asked,
+        placement: Placement,
+        transfer_id: str,
+        *,
+        is_late: bool = False,
     ) -> Note:
+        """`is_late`: WRITE in which decode is asked after prefill has answered."""
         pair = (placement.mode, placement.prefill, placement.decode)
         record = placed_record(answers, self._worker, asked, *pair)
-        return self._take(msgspec.structs.replace(record, transfer_id=transfer_id))
+        return self._take(
+            msgspec.structs.replace(record, transfer_id=transfer_id, is_late_decode=is_late)
+        )
 
     def take_one(self, answers: Answers, asked: Asked, target: Target) -> Note:
         """One slot for the whole request."""

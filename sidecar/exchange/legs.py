@@ -12,7 +12,7 @@ from sidecar.exchange.situation import Limits
 from sidecar.exchange.transfer import Transfer
 from sidecar.routing.instance import TransferMode
 from sidecar.routing.slots import Placement, Slot, Target
-from sidecar.wire import kv_transfer
+from sidecar.wire import kv_transfer, moriio
 from sidecar.wire.ext_proc import DESTINATION, STRIPPED, BodyReply, HeadersReply
 from sidecar.wire.openai import join
 from sidecar.wire.paths import SUFFIX
@@ -29,6 +29,17 @@ _NOT_FORWARDED = frozenset(
 _PREFIXES_NOT_FORWARDED = (":", "x-envoy-", "x-pd-")
 
 
+def are_in_series(placement: Placement, limits: Limits) -> bool:
+    """Whether decode is asked after prefill has answered: always where it pulls, and where it is
+    pushed to if the operator says so and both engines can do it."""
+    if placement.mode is TransferMode.READ:
+        return True
+    assert placement.prefill is not None
+    assert placement.decode is not None
+    ends = (placement.prefill.member, placement.decode.member)
+    return limits.writes_in_series and moriio.takes_late_decode(*ends)
+
+
 def prefill_leg(
     request: Request,
     placement: Placement,
@@ -36,10 +47,12 @@ def prefill_leg(
     limits: Limits,
     deadline: float,
     now: float,
+    *,
+    is_awaited: bool,
 ) -> StartPrefill:
     """The prefill leg: same API as the client's, one token, whole (protocol c).
 
-    `deadline` and `now` are monotonic seconds.
+    `deadline` and `now` are monotonic seconds. `is_awaited`: decode is asked at once, and waits.
     """
     target = placement.prefill
     assert target is not None
@@ -56,14 +69,13 @@ def prefill_leg(
         headers["content-type"] = request.headers["content-type"]
     headers["x-request-id"] = kv_transfer.request_id(pair, request.exchange)
     headers |= _rank(target) | _authorization(limits)
-    is_write = placement.mode is TransferMode.WRITE
     return StartPrefill(
         url=target.member.instance.base_url + SUFFIX[request.api],
         headers=headers,
         body=kv_transfer.prefill_body(request.fields, request.api, pair, placement.mode),
         timeout_s=deadline - now,
-        body_timeout_s=limits.hold_body_timeout_s if is_write else None,
-        transfer=_awaited_transfer(pair, now) if is_write else None,
+        body_timeout_s=limits.hold_body_timeout_s if is_awaited else None,
+        transfer=_awaited_transfer(pair, now) if is_awaited else None,
     )
 
 

@@ -7,13 +7,13 @@ r"""One exchange as a state machine: an event in, effects out; no I/O, no clock,
        |
     PLACING --nothing placeable, aggregated--------------------------------------> DONE
        |  \
-       |   WRITE: both legs dispatched
+       |   WRITE, at once: both legs dispatched
        |    \--> DECODE --decode not 2xx, prefill failed--------------------------> DONE
        |           |  \--prefill answered 200--> DECODE_ALONE --decode answered---> DONE
        |           v
        |          HELD (decode's 2xx waits for prefill) --prefill known-----------> DONE
        v
-    PREFILL (READ) --failed for good, answered without KV------------------------> DONE
+    PREFILL (in series) --failed for good, answered without KV-------------------> DONE
        |  '--failed, attempts left--> PLACING
        v
     CONFIRM (is the decode slot still good?) --dispatched, or no decode left------> DONE
@@ -81,6 +81,8 @@ class Exchange:
         self._placement: Placement | None = None
         self._spare: Target | None = None
         self._pair: kv_transfer.Pair | None = None
+        self._is_in_series = True
+        """decode is asked after prefill has answered"""
         self._prefill = PrefillLeg(exchange_id)
 
     @property
@@ -162,15 +164,18 @@ class Exchange:
             decode_rank=event.decode.dp_rank,
             transfer_id=self._prefill.next_transfer_id(),
         )
-        deadline = self._prefill.deadline
-        start = legs.prefill_leg(request, event, self._pair, self._limits, deadline, now)
+        self._is_in_series = legs.are_in_series(event, self._limits)
+        limits, deadline, is_awaited = self._limits, self._prefill.deadline, not self._is_in_series
+        start = legs.prefill_leg(
+            request, event, self._pair, limits, deadline, now, is_awaited=is_awaited
+        )
         awaited = start.transfer.transfer_id if start.transfer else None
         self._prefill.begin(self._pair.connector, awaited)
-        taken = self._holding.take_pair(
-            self._answers, self._arrival.asked, event, self._pair.transfer_id
-        )
+        is_late = self._is_in_series and event.mode is TransferMode.WRITE
+        asked, transfer_id = self._arrival.asked, self._pair.transfer_id
+        taken = self._holding.take_pair(self._answers, asked, event, transfer_id, is_late=is_late)
         effects: list[Effect] = [taken, start]
-        if event.mode is TransferMode.READ:
+        if self._is_in_series:
             self._show_route(event.prefill, None)  # decode has not been asked
             self.phase = Phase.PREFILL
             return effects
@@ -235,7 +240,7 @@ class Exchange:
     def _prefill_done(self, event: PrefillAnswered, effects: list[Effect]) -> list[Effect]:
         assert self._placement is not None
         assert self._placement.prefill is not None
-        if self._placement.mode is TransferMode.WRITE:
+        if not self._is_in_series:
             is_good = event.body is None or self._prefill.handed_over is not None
             return self._write_prefill_done(effects, is_good=is_good)
         if self._prefill.handed_over is None:
@@ -249,13 +254,15 @@ class Exchange:
         self.phase = Phase.DONE
         return self._prefill.end(event)
 
-    def _on_confirmed(self, event: Placement, _now: float) -> list[Effect]:
+    def _on_confirmed(self, event: Placement, now: float) -> list[Effect]:
         assert self._request is not None
         assert self._pair is not None
         assert self._placement is not None
         assert event.decode is not None
         effects: list[Effect] = []
         if event.decode != self._placement.decode:
+            if event.mode is TransferMode.WRITE:
+                return self._push_elsewhere(now)
             self._placement = event
             self._pair = msgspec.structs.replace(
                 self._pair, decode=event.decode.member, decode_rank=event.decode.dp_rank
@@ -272,6 +279,14 @@ class Exchange:
             self._holding.metadata(self._answers),
         )
         return self._finish([*effects, Send(reply)], is_handed_over=True)
+
+    def _push_elsewhere(self, now: float) -> list[Effect]:
+        """Prefill was told whom it pushes to, and that one went while it ran."""
+        reason = Reason.NO_DECODE_INSTANCE
+        if self._prefill.may_retry(reason, self._limits, now):
+            self.phase = Phase.PLACING
+            return [Place(self._demand())]
+        return self._refuse(reason, "The one that prefill was to push to is gone.")
 
     def _write_prefill_done(self, effects: list[Effect], *, is_good: bool) -> list[Effect]:
         if not is_good:

@@ -28,12 +28,18 @@ class Placed(msgspec.Struct, frozen=True, kw_only=True, tag="placed"):
     is_streaming: bool
     mode: TransferMode | None
     """None: aggregated, or a single-instance path"""
+    is_late_decode: bool = False
+    """WRITE in which decode is asked after prefill has answered"""
     prefill: Slot | None
     decode: Slot | None
     transfer_id: str = ""
     """of this attempt; empty: no transfer"""
     prompt_bytes: int = 0
     placement_s: float = 0.0
+
+    @property
+    def is_in_series(self) -> bool:
+        return self.mode is TransferMode.READ or self.is_late_decode
 
 
 class PrefillEnded(msgspec.Struct, frozen=True, kw_only=True, tag="prefill"):

@@ -21,6 +21,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """WRITE: how long a 2xx of prefill whose body is not whole may hold decode's answer"""
     aggregated_role: Role = Role.PREFILL
     """who serves requests that one transfer cannot carry; decode only where it is safe"""
+    writes_in_series: bool = False
+    """WRITE: decode is asked after prefill has answered, where the engines can do that"""
     shows_route: bool = True
     """answers carry the route receipt, `x-pd-prefill` and `x-pd-decode`"""
     shows_addresses: bool = False

@@ -7,7 +7,7 @@ it is handed out; a NoPlacement moves none.
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
-from sidecar.routing.instance import Role
+from sidecar.routing.instance import Role, TransferMode
 from sidecar.routing.pool import Group, Lane, Pool, compatible
 from sidecar.routing.slots import (
     Cursor,
@@ -77,6 +77,8 @@ def spare_decode(pool: Pool, placement: Placement, demand: Demand) -> Target | N
     """
     assert placement.prefill is not None
     assert placement.decode is not None
+    if placement.mode is TransferMode.WRITE:  # prefill was told whom it pushes to
+        return None
     lane = _lane_of(pool, placement.prefill, demand)
     if lane is None:
         return None

@@ -16,6 +16,15 @@ CLEAN_ID_UNTIL = Version(0, 19)
 """up to here the engine never looks into the request id"""
 CLEAN_ID_FROM = Version(0, 32)
 """from here on explicit keys are enough (seen working there)"""
+LATE_DECODE_FROM = Version(0, 32)
+"""From here on a WRITE prefill engine that has answered keeps its blocks until decode asks, for its
+`defer_timeout` (seen working there)."""
+
+
+def takes_late_decode(prefill: Member, decode: Member) -> bool:
+    """Whether in WRITE decode may be asked after prefill has answered."""
+    versions = (prefill.version, decode.version)
+    return all(version is not None and version >= LATE_DECODE_FROM for version in versions)
 
 
 def embeds_addresses(pair_versions: tuple[Version | None, Version | None]) -> bool:

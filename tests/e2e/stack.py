@@ -120,6 +120,8 @@ class Stack:
             "run_dir": str(self.folder / "run"),
             "workers": workers,
             "drain": {"timeout_s": 20},
+            # The harder way for a router. In series WRITE goes as READ does, but for the bodies.
+            "placement": {"write_legs": "at_once"},
         }
         for section, values in (config or {}).items():
             if isinstance(values, dict):
