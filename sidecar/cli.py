@@ -63,7 +63,15 @@ RunDirOption = Annotated[
         "--run-dir", metavar="<path>", help="Sockets, lock and state; another for a second sidecar."
     ),
 ]
-ModeOption = Annotated[str, typer.Option("--mode", help="Of the simulated engines: READ, WRITE.")]
+ModeOption = Annotated[
+    str, typer.Option("--mode", help="Of simulated engines with MoRI-IO: READ, WRITE.")
+]
+ConnectorOption = Annotated[
+    str | None,
+    typer.Option(
+        "--connector", help=f"KV connector of all engines: moriio, nixl ({_DEFAULTS.connector})."
+    ),
+]
 WorkersOption = Annotated[
     int | None, typer.Option("--workers", help="Worker processes, at most 8; 0: one per core.")
 ]
@@ -109,6 +117,7 @@ def up(
             "--sim", help="Also start simulated engines: 2P2D, or 2Px8+3Dx8 with 8 ranks each."
         ),
     ] = None,
+    connector: ConnectorOption = None,
     mode: ModeOption = "READ",
     listen: ListenOption = None,
     registration: RegistrationOption = None,
@@ -126,9 +135,8 @@ def up(
     from sidecar.app.up import Up, run_up, simulated
     from sidecar.show import banner
 
-    settings = _load(
-        config, _flags(listen, registration, observe, admin, envoy_admin, run_dir, workers)
-    )
+    flags = _flags(listen, registration, observe, admin, envoy_admin, run_dir, workers)
+    settings = _load(config, {**flags, "connector": connector})
     engines = simulated(sim, settings, mode.upper()) if sim else []
     _log()
     raise typer.Exit(
@@ -146,6 +154,7 @@ def up(
 @app.command()
 def demo(
     config: ConfigOption = None,
+    connector: ConnectorOption = None,
     mode: ModeOption = "READ",
     listen: ListenOption = None,
     registration: RegistrationOption = None,
@@ -160,9 +169,8 @@ def demo(
     from sidecar.app.up import simulated
     from sidecar.show import status_table
 
-    settings = _load(
-        config, _flags(listen, registration, observe, admin, envoy_admin, run_dir, workers)
-    )
+    flags = _flags(listen, registration, observe, admin, envoy_admin, run_dir, workers)
+    settings = _load(config, {**flags, "connector": connector})
     engines = simulated(FLEET, settings, mode.upper())
     _log()
     raise typer.Exit(run_demo(settings, engines, status_table))
@@ -258,7 +266,7 @@ def status(
     add_help_option=False,
 )
 def sim(context: typer.Context) -> None:
-    """One simulated MoRI-IO engine, no GPU (`pd-sidecar sim --help`)."""
+    """One simulated engine, with MoRI-IO or NIXL, no GPU (`pd-sidecar sim --help`)."""
     os.execv(sys.executable, [sys.executable, "-m", "sidecar.sim", "engine", *context.args])
 
 

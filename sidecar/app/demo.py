@@ -224,6 +224,10 @@ def stderr_into(path: Path) -> Iterator[None]:
         os.close(kept)
 
 
+def _kind(engine: SimOptions) -> str:
+    return "NIXL" if engine.is_nixl else engine.mode
+
+
 def run_demo(
     config: Config,
     engines: Sequence[SimOptions],
@@ -234,7 +238,7 @@ def run_demo(
     counts = {role: sum(e.role == role for e in engines) for role in ("prefill", "decode")}
     say(
         f"pd-sidecar demo: {counts['prefill']} prefill and {counts['decode']} decode engines, "
-        f"simulated ({engines[0].mode}), behind a real Envoy"
+        f"simulated ({_kind(engines[0])}), behind a real Envoy"
     )
     say(f"what the processes log is in {log}")
 

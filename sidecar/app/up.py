@@ -18,13 +18,14 @@ import msgspec
 from sidecar.app import settings
 from sidecar.app.envoy_keeper import EnvoyKeeper
 from sidecar.app.files import envoy_yaml
-from sidecar.config import Config
+from sidecar.config import Config, StaticInstance
 from sidecar.edge.envoy_process import find_envoy, living_envoy, stop_envoy
 from sidecar.edge.run_dir import RunDir, check_ports, default_run_dir
 from sidecar.edge.supervisor import ChildSpec, Supervisor
 from sidecar.errors import StartError
 from sidecar.sim.fleet import engine_command, parse_fleet
-from sidecar.sim.options import SimOptions
+from sidecar.sim.listening import bind, port_of
+from sidecar.sim.options import Address, SimOptions
 from sidecar.xds.bootstrap import bootstrap_document
 from sidecar.xds.templates import Template
 
@@ -61,7 +62,7 @@ class Up:
         engines: Sequence[SimOptions] = (),
         on_ready: Callable[["Up"], None] = lambda _: None,
     ) -> None:
-        self.config = config
+        config = self.config = naming(config, engines)
         self.run_dir = run_dir_of(config)
         self.engines = tuple(engines)
         self._on_ready = on_ready
@@ -305,12 +306,40 @@ def fetch_json(listen: str, path: str) -> Any:
 
 
 def simulated(spec: str, config: Config, mode: str) -> list[SimOptions]:
-    """The engines of `--sim`, registering with this sidecar. Raises OptionError."""
-    proxy = local_url(config.registration.listen.removeprefix("tcp://")).removeprefix("http://")
+    """The engines of `--sim`, with the pool's connector. Raises OptionError.
+
+    MoRI-IO's register with this sidecar. NIXL's do not, so theirs are ports that are free now.
+    """
+    fleet = parse_fleet(spec)
+    places: list[dict[str, str]]
+    if config.connector == "nixl":
+        places = [{"http": address} for address in free_addresses(len(fleet))]
+    else:
+        listen = config.registration.listen.removeprefix("tcp://")
+        places = [{"proxy": local_url(listen).removeprefix("http://")}] * len(fleet)
     return [
-        SimOptions(role=role, proxy=proxy, dp_size=dp_size, mode=mode)  # type: ignore[arg-type]  # checked there
-        for role, dp_size in parse_fleet(spec)
+        SimOptions(role=role, connector=config.connector, dp_size=dp_size, mode=mode, **place)  # type: ignore[arg-type]  # checked there
+        for (role, dp_size), place in zip(fleet, places, strict=True)
     ]
+
+
+def free_addresses(count: int) -> list[str]:
+    """Of this machine; bound all at once, so that none is there twice, and let go again."""
+    with contextlib.ExitStack() as held:
+        bound = [held.enter_context(bind("--sim", Address("127.0.0.1", 0))) for _ in range(count)]
+        return [f"127.0.0.1:{port_of(one)}" for one in bound]
+
+
+def naming(config: Config, engines: Sequence[SimOptions]) -> Config:
+    """The configuration that also names those simulated engines that register nowhere."""
+    static = tuple(
+        StaticInstance(
+            role=one.role, url=f"http://{one.http}", dp_size=one.dp_size, tp_size=one.tp_size
+        )
+        for one in engines
+        if one.is_nixl
+    )
+    return msgspec.structs.replace(config, instances=(*config.instances, *static))
 
 
 def run_up(up: Up) -> int:
