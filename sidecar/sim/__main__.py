@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="pd-sidecar sim",
         allow_abbrev=False,
         help="one simulated instance",
-        description="One simulated vLLM engine with the MoRI-IO connector, without a GPU. Prints "
+        description="One simulated vLLM engine with the MoRI-IO connector or NIXL's, without a GPU. Prints "
         "one JSON line when it listens. Port 0 picks a free one.",
     )
     types = {"int": int, "float": float}

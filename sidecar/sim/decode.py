@@ -2,7 +2,8 @@
 
 Invariant: WRITE waits for ever, as vLLM does, until `write_done` or `write_failed` comes to its
 rank's notify port, the engine dies or the client leaves; in the last case the blocks count as
-leaked until one of the two messages comes.
+leaked, until one of the two messages comes or, before 0.33, for as long as the engine lives: what was
+seen on 0.32, which forgets an aborted request's transfer and keeps its blocks.
 """
 
 import asyncio
@@ -32,6 +33,7 @@ from sidecar.sim.peer_address import PeerAddress, find_peer
 MAX_HEARD = 100_000
 MAX_FAILED = 4096  # vLLM remembers as many failures of transfers it does not know (protocol e)
 MAX_TP_SIZE = 1024
+FREES_ABORTED_FROM = (0, 33)
 
 
 @dataclass(slots=True)
@@ -50,6 +52,7 @@ class Decode:
         self._waiting: dict[Key, _Wait] = {}
         self._next_block = 1
         self.leaked: dict[Key, int] = {}
+        self._frees_aborted = core.options.release >= FREES_ABORTED_FROM
         # What prefill wrote and has not yet said so.
         self._written: dict[Key, tuple[bytes, ...]] = {}
         ports = core.options.notify_ports_of_rank
@@ -193,7 +196,8 @@ class Decode:
         """Prefill says that all is written."""
         self._done.forget(key)
         contents = self._written.pop(key, None)
-        if self.leaked.pop(key, None) is not None:
+        if key in self.leaked:
+            self._free_aborted(key)
             return
         wait = self._waiting.get(key)
         if wait is None or wait.is_over:
@@ -216,13 +220,17 @@ class Decode:
             return  # remembered, for a request that comes later
         self._failed.forget(key)
         self._written.pop(key, None)
-        self.leaked.pop(key, None)
+        self._free_aborted(key)
         self._core.counters.failed_by_notify += 1
         if wait is not None and is_waiting:
             wait.is_over = True
             if not wait.blocks.done():
                 error = ApiError(500, "Internal server error (sim: KV load failed)")
                 wait.blocks.set_exception(error)
+
+    def _free_aborted(self, key: Key) -> None:
+        if self._frees_aborted:
+            self.leaked.pop(key, None)
 
     def _fail_waiting(self) -> None:
         for wait in self._waiting.values():

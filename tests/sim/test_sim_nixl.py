@@ -82,6 +82,39 @@ async def test_kv_is_handed_over_on_stop_too(lab, body_of) -> None:
     assert (answer.status, (await lab.state(prefill))["held_transfers"]) == (200, 0)
 
 
+async def test_stop_string_before_the_last_token_hands_nothing_over(lab, body_of) -> None:
+    """It is found outside of the engine, which is told to abort; at the last token too late."""
+    prefill = lab.start("prefill", connector="nixl")
+    body = body_of("completions", "hello")
+    stop = expected_text("completions", body, 1)
+    held = []
+    for max_tokens in (2, 1):
+        leg = {**body, "stop": stop, "max_tokens": max_tokens}
+        leg["kv_transfer_params"] = {"do_remote_decode": True}
+        answer = await lab.ask(prefill, "completions", leg)
+        assert answer.json["choices"][0]["finish_reason"] == "stop"
+        held.append((await lab.state(prefill))["held_transfers"])
+    assert held == [0, 1]
+    assert (await lab.state(prefill))["errors"] == {"prefill_max_tokens": 1}
+
+
+async def test_fault_keeps_the_kv_from_being_handed_over(lab, body_of) -> None:
+    prefill = lab.start("prefill", connector="nixl")
+    await lab.control(prefill, "faults", leg="prefill", kind="no_kv")
+    first = await lab.nixl_prefill(prefill, "completions", body_of("completions", "hello"))
+    assert first.json["kv_transfer_params"] is None
+    assert (await lab.state(prefill))["held_transfers"] == 0
+
+
+async def test_decode_leg_that_a_fault_refuses_frees_prefills_blocks(lab, body_of) -> None:
+    prefill, decode = lab.nixl_pair()
+    await lab.control(decode, "faults", leg="decode", kind="status", status=503)
+    body = body_of("completions", "hello", stream=True)
+    params = handed_over(await lab.nixl_prefill(prefill, "completions", body))
+    assert (await lab.decode(decode, "completions", body, **params)).status == 503
+    await lab.until(prefill, lambda state: state["released_by_notify"] == 1)
+
+
 async def test_transfer_id_changes_nothing(lab, body_of) -> None:
     prefill, decode = lab.nixl_pair()
     body = body_of("completions", "hello")

@@ -82,6 +82,22 @@ async def test_late_push_frees_leaked_blocks(lab, body_of) -> None:
     await lab.until(decode, lambda state: state["leaked_transfers"] == 0)
 
 
+async def test_before_0_33_no_push_frees_leaked_blocks(lab, body_of) -> None:
+    """It comes, and decode has forgotten whose it is."""
+    prefill, decode = lab.pair("WRITE", version="0.32.0")
+    body = body_of("completions", "hello")
+    first, second = lab.write_legs(prefill, decode, "completions", body)
+    waiting = asyncio.ensure_future(second)
+    await lab.until(prefill, lambda state: state["notices"] == 1)
+    waiting.cancel()
+    await lab.until(decode, lambda state: state["leaked_transfers"] == 1)
+    await first
+    await lab.until(prefill, lambda state: state["released"] == 1)
+    again = lab.write_legs(prefill, decode, "completions", body)
+    assert (await asyncio.gather(*again))[1].text == expected_text("completions", body)
+    assert (await lab.state(decode))["leaked_transfers"] == 1
+
+
 @pytest.mark.parametrize(
     ("prefill_kv", "decode_kv", "where", "error"),
     [
