@@ -71,8 +71,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="pd-sidecar sim",
         allow_abbrev=False,
         help="one simulated instance",
-        description="One simulated vLLM engine with the MoRI-IO connector or NIXL's, without a GPU. "
-        "Prints one JSON line when it listens. Port 0 picks a free one.",
+        description="One simulated vLLM engine with the MoRI-IO connector or NIXL's, without "
+        "a GPU. Prints one JSON line when it listens. Port 0 picks a free one.",
     )
     types = {"int": int, "float": float}
     for field in fields(SimOptions):
