@@ -105,7 +105,8 @@ def decode_params_read(
     params["do_remote_prefill"] = TRUE
     params["do_remote_decode"] = FALSE
     params["remote_tp_size"] = msgspec.Raw(encode(prefill.tp_size))
-    params["remote_dp_size"] = msgspec.Raw(encode(prefill.dp_size))
+    # Its own word first: with a rank too many decode waits for a handshake for ever (protocol e).
+    params.setdefault("remote_dp_size", msgspec.Raw(encode(prefill.dp_size)))
     params.setdefault("transfer_id", msgspec.Raw(encode(transfer_id)))
     return params
 
