@@ -2,8 +2,8 @@
 
 Invariant: WRITE waits for ever, as vLLM does, until `write_done` or `write_failed` comes to its
 rank's notify port, the engine dies or the client leaves; in the last case the blocks count as
-leaked, until one of the two messages comes or, before 0.33, for as long as the engine lives: what was
-seen on 0.32, which forgets an aborted request's transfer and keeps its blocks.
+leaked, until one of the two messages comes or, before 0.33, for as long as the engine lives: what
+was seen on 0.32, which forgets an aborted request's transfer and keeps its blocks.
 """
 
 import asyncio

@@ -1,22 +1,61 @@
-"""A fleet of each kind, started once for all tests that ask for it; what was compared on each."""
+"""A fleet of each kind, kept for all tests that ask for it; what was compared on each."""
 
 from collections.abc import Iterator
 
 import pytest
 
 from tests.engines.environment import Unavailable
-from tests.engines.fleet import Fleet
+from tests.engines.fleet import Fleet, Kind
 from tests.engines.tally import TALLY
 
 
+class Keeper:
+    """Starts a fleet when it is asked for, and another one for one that a test has spoilt."""
+
+    def __init__(self, kind: Kind) -> None:
+        self._kind = kind
+        self._fleet: Fleet | None = None
+
+    def sound(self) -> Fleet:
+        if self._fleet is not None and self._fleet.is_spoilt:
+            self.close()
+        return self.any()
+
+    def any(self) -> Fleet:
+        if self._fleet is None:
+            self._fleet = Fleet(self._kind)
+        return self._fleet
+
+    def close(self) -> None:
+        fleet, self._fleet = self._fleet, None
+        if fleet is not None:
+            fleet.close()
+
+
 @pytest.fixture(scope="session")
-def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
+def keeper(request: pytest.FixtureRequest) -> Iterator[Keeper]:
+    keeper = Keeper(request.param)
+    yield keeper
+    keeper.close()
+
+
+@pytest.fixture
+def fleet(keeper: Keeper) -> Fleet:
     try:
-        fleet = Fleet(request.param)
+        return keeper.sound()
     except Unavailable as reason:
         pytest.skip(str(reason))
-    yield fleet
-    fleet.close()
+
+
+@pytest.fixture
+def spoilt_fleet(keeper: Keeper) -> Fleet:
+    """For a test that spoils it, and does not mind that another one has."""
+    try:
+        fleet = keeper.any()
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+    fleet.spoil()
+    return fleet
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -21,8 +21,7 @@ from tests.engines.questions import Question
 from tests.engines.tally import TALLY
 from tests.engines.vllm_engine import (
     CONTEXT_TOKENS,
-    DEFER_S,
-    LEASE_S,
+    HOLD_S,
     MODEL,
     RANKS,
     VllmEngine,
@@ -31,8 +30,11 @@ from tests.engines.vllm_engine import (
 
 VERSION = "0.32.0"
 """of the lock file's vLLM"""
-REST_S = 25.0
-"""In MoRI-IO a push or a block that nobody fetches is given up after 8 and 10 s here."""
+SIM_HOLD_S = 6
+"""as HOLD_S, of simulated engines"""
+REST_S = 4.0
+"""Below both: what an engine gives up by itself is not at rest in time."""
+GIVEN_UP_S = HOLD_S + 10.0
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Fleet:
         self._environment = prepare() if kind.is_real else None
         self._stack: Stack | None = None
         self._engines: list[Any] = []
+        self.is_spoilt = False
         try:
             self._start()
         except BaseException:
@@ -70,7 +73,7 @@ class Fleet:
     def _start(self) -> None:
         """MoRI-IO's engines must know the router, and the router must know NIXL's."""
         if self.kind.connector == "moriio":
-            self._stack = Stack(workers=2)
+            self._stack = Stack({"placement": {"write_legs": "in_series"}}, workers=2)
             self._start_engines(self.stack.registration)
         else:
             self._start_engines("")
@@ -97,9 +100,9 @@ class Fleet:
             wiring = Wiring(kind.connector, kind.mode, registration)
             engine: Any = VllmEngine(self._environment, self.folder, role, wiring)
         else:
-            options = {"connector": "nixl", "kv_lease_s": LEASE_S}
+            options = {"connector": "nixl", "kv_lease_s": SIM_HOLD_S}
             if kind.connector == "moriio":
-                options = {"mode": kind.mode, "ping_interval_s": 1, "defer_timeout_s": DEFER_S}
+                options = {"mode": kind.mode, "ping_interval_s": 1, "defer_timeout_s": SIM_HOLD_S}
             sizes = {"dp_size": RANKS, "max_model_len": CONTEXT_TOKENS}
             engine = Engine(role, registration, version=VERSION, model=MODEL, **sizes, **options)
         self._engines.append(engine)
@@ -123,14 +126,19 @@ class Fleet:
     def counters(self, engine: Any) -> Counters:
         return counters(engine.url)
 
-    def rest(self) -> None:
+    def rest(self, limit_s: float = REST_S) -> None:
         """Wait until nothing is on its way: no request of the router, none in the engines, and no
         KV block in use."""
-        until(lambda: not any(self.stack.in_flight().values()), "every slot is free", REST_S)
+        until(lambda: not any(self.stack.in_flight().values()), "every slot is free", limit_s)
         for engine in (self.prefill, self.decode):
-            until(lambda e=engine: counters(e.url).is_at_rest, f"{engine} is at rest", REST_S)
+            until(lambda e=engine: counters(e.url).is_at_rest, f"{engine.role} at rest", limit_s)
 
     # --- what can be broken
+
+    def spoil(self) -> None:
+        """What follows may leave an engine dead, or blocks of it taken for good: the next test
+        that needs a sound fleet gets another."""
+        self.is_spoilt = True
 
     def break_transfers(self, **control: Any) -> None:
         """Of real MoRI-IO engines: what the stand-in of its library is told; nothing: mend it."""
@@ -138,9 +146,10 @@ class Fleet:
             engine.control_path.write_text(json.dumps(control))
 
     @contextmanager
-    def second_router(self, *entries: dict[str, Any]) -> Iterator[Stack]:
+    def second_router(self, *entries: dict[str, Any], **more: Any) -> Iterator[Stack]:
         """Another one in front of the same engines, which it knows from its configuration."""
-        config = {"connector": self.kind.connector, "instances": list(entries)}
+        config = {"connector": self.kind.connector, "instances": list(entries)} | more
+        config.setdefault("placement", {"write_legs": "in_series"})
         with Stack(config, workers=1) as stack:
             addresses = {entry["url"].removeprefix("http://") for entry in entries}
             until(lambda: addresses <= stack.placeable(), f"placeable: {addresses}", 30)

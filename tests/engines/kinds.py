@@ -16,4 +16,4 @@ def on(kinds: list[Kind]) -> pytest.MarkDecorator:
         pytest.param(kind, id=kind.name, marks=[pytest.mark.vllm] if kind.is_real else [])
         for kind in kinds
     ]
-    return pytest.mark.parametrize("fleet", cases, indirect=True, scope="session")
+    return pytest.mark.parametrize("keeper", cases, indirect=True, scope="session")

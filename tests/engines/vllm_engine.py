@@ -19,10 +19,8 @@ MODEL = "tiny"
 RANKS = 2
 CONTEXT_TOKENS = 1024
 BLOCK_TOKENS = 32
-DEFER_S = 10
-"""MoRI-IO: so long prefill holds blocks that nobody fetches"""
-LEASE_S = 5
-"""...NIXL the same"""
+HOLD_S = 12
+"""So long prefill holds blocks that nobody fetches: MoRI-IO's `defer_timeout`, NIXL's lease"""
 START_S = 240.0
 """seen: 25 to 50 s for two at a time on two cores"""
 
@@ -183,7 +181,7 @@ class VllmEngine:
             "notify_port": str(notify),
             "read_mode": str(self._wiring.mode == "READ").lower(),
             "transfer_timeout": 8,
-            "defer_timeout": DEFER_S,
+            "defer_timeout": HOLD_S,
         }
         if self._wiring.registration:
             host, _, port = self._wiring.registration.rpartition(":")
@@ -202,7 +200,7 @@ class VllmEngine:
             "kv_connector_extra_config": {
                 "backends": ["UCX"],
                 "num_threads": 0,
-                "kv_lease_duration": LEASE_S,
+                "kv_lease_duration": HOLD_S,
             },
         }
 

@@ -1,0 +1,108 @@
+"""A decode body that is not as it must be makes the comparison fail: so it is known to see one.
+
+They leave engines dead, or blocks taken for good: whoever comes after them gets another fleet.
+"""
+
+from typing import Any
+
+import pytest
+
+from tests.e2e.stack import until
+from tests.engines.comparison import Differs, compare
+from tests.engines.counters import counters
+from tests.engines.fleet import REST_S, Fleet
+from tests.engines.kinds import REAL, on
+from tests.engines.meddler import Change, Meddler
+from tests.engines.questions import Questions
+
+pytestmark = pytest.mark.e2e
+
+Params = dict[str, Any]
+
+
+def unchanged() -> Change:
+    return lambda params: params
+
+
+def swapped_ranks() -> Change:
+    """Decode is told that the other one of prefill's two ranks has the KV."""
+
+    def change(params: Params) -> Params:
+        if "remote_dp_rank" in params:
+            return params | {"remote_dp_rank": 1 - params["remote_dp_rank"]}
+        engine, rank = params["remote_engine_id"][:-1], int(params["remote_engine_id"][-1])
+        port = params["remote_port"] + 1 - 2 * rank
+        return params | {"remote_engine_id": f"{engine}{1 - rank}", "remote_port": port}
+
+    return change
+
+
+def reused_transfer() -> Change:
+    """Every request names the transfer of the first."""
+    first: Params = {}
+
+    def change(params: Params) -> Params:
+        first.update(params if not first else {})
+        names = ("transfer_id",) if "transfer_id" in params else ("remote_request_id",)
+        return params | {name: first[name] for name in names}
+
+    return change
+
+
+def others_blocks() -> Change:
+    """Every request fetches the blocks of the first."""
+    first: Params = {}
+
+    def change(params: Params) -> Params:
+        first.update(params if not first else {})
+        return params | {"remote_block_ids": first["remote_block_ids"]}
+
+    return change
+
+
+def no_blocks() -> Change:
+    return lambda params: {k: v for k, v in params.items() if k != "remote_block_ids"}
+
+
+def whole(fleet: Fleet, change: Change, name: str) -> None:
+    """Compare four requests, one after the other, with a decode body that was changed. Raises
+    Differs when an answer does, and when one is right and blocks are left behind."""
+    meddler = Meddler(fleet.decode.url, change)
+    asked = Questions(f"body {name}")
+    questions = [asked.text(64, 8) for _ in range(4)]
+    try:
+        entry = fleet.entry(fleet.decode, url=meddler.url)
+        with fleet.second_router(fleet.entry(fleet.prefill), entry) as stack:
+            compare(fleet.prefill.url, stack.url, questions, timeout_s=8)
+        assert meddler.passed, "no decode body came by"
+    finally:
+        meddler.close()
+    for engine in (fleet.prefill, fleet.decode):
+        try:
+            until(lambda e=engine: counters(e.url).is_at_rest, f"{engine.role} at rest", REST_S)
+        except AssertionError as error:
+            raise Differs(f"right answers, but {error}") from error
+
+
+@on(REAL)
+def test_a_body_as_it_is_passes(fleet: Fleet) -> None:
+    """What stands between router and decode changes nothing by itself."""
+    whole(fleet, unchanged(), "unchanged")
+
+
+# The last of NIXL's ends the engine.
+BROKEN = {
+    "swapped ranks": swapped_ranks,
+    "reused transfer": reused_transfer,
+    "others' blocks": others_blocks,
+    "no blocks": no_blocks,
+}
+
+
+@on(REAL)
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_broken_body_is_seen(spoilt_fleet: Fleet, broken: str) -> None:
+    if spoilt_fleet.kind.mode == "WRITE" and "blocks" in broken:
+        pytest.skip("in WRITE decode has blocks of its own, and is told of none")
+    with pytest.raises(Differs):
+        whole(spoilt_fleet, BROKEN[broken](), broken)
