@@ -13,7 +13,7 @@ SECONDS ?= 300
 MODES ?= READ WRITE
 SEED ?=
 
-.PHONY: help run demo test test-timed test-clients test-unit check format burst chaos fuzz clean
+.PHONY: help run demo test test-timed test-clients test-engines test-unit check format burst chaos fuzz clean
 
 help:  ## What there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -40,10 +40,13 @@ demo: $(INSTALLED)  ## The same, with a few chat requests and their receipts; en
 	@$(BIN)/pd-sidecar demo
 
 test: $(INSTALLED)  ## The tests, with a real Envoy (some minutes)
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not timed" --ignore tests/clients
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not timed and not vllm" --ignore tests/clients
 
 test-timed: $(INSTALLED)  ## Those that promise times, one at a time (some minutes more)
-	$(BIN)/python -m pytest -m timed --ignore tests/clients
+	$(BIN)/python -m pytest -m "timed and not vllm" --ignore tests/clients
+
+test-engines: $(INSTALLED)  ## Real vLLM engines on CPUs (3 GB of wheels once, kept in ENGINES_HOME; minutes)
+	$(BIN)/python -m pytest -m vllm tests/engines
 
 test-clients: $(WITH_CLIENTS)  ## Clients of others, unmodified: openai, anthropic, LangChain, lm_eval, ...
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/clients

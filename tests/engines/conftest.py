@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.engines.environment import Unavailable
+from tests.engines.environment import Environment, Unavailable, prepare
 from tests.engines.fleet import Fleet, Kind
 from tests.engines.tally import TALLY
 
@@ -12,8 +12,9 @@ from tests.engines.tally import TALLY
 class Keeper:
     """Starts a fleet when it is asked for, and another one for one that a test has spoilt."""
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: Kind, environment: Environment | None) -> None:
         self._kind = kind
+        self._environment = environment
         self._fleet: Fleet | None = None
 
     def sound(self) -> Fleet:
@@ -23,7 +24,7 @@ class Keeper:
 
     def any(self) -> Fleet:
         if self._fleet is None:
-            self._fleet = Fleet(self._kind)
+            self._fleet = Fleet(self._kind, self._environment)
         return self._fleet
 
     def close(self) -> None:
@@ -33,27 +34,31 @@ class Keeper:
 
 
 @pytest.fixture(scope="session")
+def vllm_environment() -> Environment:
+    """Looked for once: whatever needs it is skipped with the same one line."""
+    try:
+        return prepare()
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.fixture(scope="session")
 def keeper(request: pytest.FixtureRequest) -> Iterator[Keeper]:
-    keeper = Keeper(request.param)
+    kind = request.param
+    keeper = Keeper(kind, request.getfixturevalue("vllm_environment") if kind.is_real else None)
     yield keeper
     keeper.close()
 
 
 @pytest.fixture
 def fleet(keeper: Keeper) -> Fleet:
-    try:
-        return keeper.sound()
-    except Unavailable as reason:
-        pytest.skip(str(reason))
+    return keeper.sound()
 
 
 @pytest.fixture
 def spoilt_fleet(keeper: Keeper) -> Fleet:
     """For a test that spoils it, and does not mind that another one has."""
-    try:
-        fleet = keeper.any()
-    except Unavailable as reason:
-        pytest.skip(str(reason))
+    fleet = keeper.any()
     fleet.spoil()
     return fleet
 

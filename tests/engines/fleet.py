@@ -16,7 +16,7 @@ from typing import Any
 from tests.e2e.stack import Engine, Stack, until
 from tests.engines.comparison import Compared, compare
 from tests.engines.counters import Counters, counters
-from tests.engines.environment import prepare
+from tests.engines.environment import Environment
 from tests.engines.questions import Question
 from tests.engines.tally import TALLY
 from tests.engines.vllm_engine import (
@@ -52,10 +52,12 @@ class Kind:
 
 
 class Fleet:
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: Kind, environment: Environment | None = None) -> None:
+        """`environment`: of vLLM, for a real one."""
         self.kind = kind
         self.folder = Path(tempfile.mkdtemp(prefix="pd-engines-", dir="/tmp"))
-        self._environment = prepare() if kind.is_real else None
+        assert kind.is_real == (environment is not None)
+        self._environment = environment
         self._stack: Stack | None = None
         self._engines: list[Any] = []
         self.is_spoilt = False

@@ -9,17 +9,28 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 Change = Callable[[dict[str, Any]], dict[str, Any]]
-"""`kv_transfer_params` as the router wrote them, to what decode gets"""
+"""`kv_transfer_params` as the router wrote them, or the whole body, to what decode gets"""
 
 
 class Meddler:
     """Answers pass unchanged, whole. A request without KV parameters does too."""
 
-    def __init__(self, target: str, change: Change, timeout_s: float = 20.0) -> None:
+    def __init__(
+        self,
+        target: str,
+        change: Change,
+        *,
+        body: Change = lambda asked: asked,
+        is_deaf: bool = False,
+        timeout_s: float = 20.0,
+    ) -> None:
+        """`is_deaf`: a request with KV parameters gets no answer, and never arrives."""
         self.passed: list[dict[str, Any]] = []
         """the parameters as the router wrote them, oldest first"""
         self._target = target
         self._change = change
+        self._change_body = body
+        self._is_deaf = is_deaf
         self._timeout_s = timeout_s
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
@@ -32,14 +43,18 @@ class Meddler:
         self._server.server_close()
         self._thread.join()
 
-    def _changed(self, body: bytes) -> bytes:
+    def _changed(self, body: bytes) -> bytes | None:
+        """None: it gets lost."""
         try:
             asked = json.loads(body)
             params = asked["kv_transfer_params"]
         except (ValueError, KeyError, TypeError):
             return body
         self.passed.append(params)
-        return json.dumps(asked | {"kv_transfer_params": self._change(dict(params))}).encode()
+        if self._is_deaf:
+            return None
+        changed = asked | {"kv_transfer_params": self._change(dict(params))}
+        return json.dumps(self._change_body(changed)).encode()
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         meddler = self
@@ -52,7 +67,11 @@ class Meddler:
 
             def do_POST(self) -> None:
                 size = int(self.headers.get("content-length", 0))
-                self._forward(meddler._changed(self.rfile.read(size)))
+                changed = meddler._changed(self.rfile.read(size))
+                if changed is None:
+                    self.close_connection = True
+                else:
+                    self._forward(changed)
 
             def _forward(self, body: bytes | None) -> None:
                 skipped = ("host", "content-length", "connection", "accept-encoding")

@@ -7,21 +7,15 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.stack import until
-from tests.engines.comparison import Differs, compare
-from tests.engines.counters import counters
-from tests.engines.fleet import REST_S, Fleet
+from tests.engines.comparison import Differs
+from tests.engines.fleet import Fleet
 from tests.engines.kinds import REAL, on
-from tests.engines.meddler import Change, Meddler
-from tests.engines.questions import Questions
+from tests.engines.meddled import compare_meddled
+from tests.engines.meddler import Change
 
 pytestmark = pytest.mark.e2e
 
 Params = dict[str, Any]
-
-
-def unchanged() -> Change:
-    return lambda params: params
 
 
 def swapped_ranks() -> Change:
@@ -64,32 +58,6 @@ def no_blocks() -> Change:
     return lambda params: {k: v for k, v in params.items() if k != "remote_block_ids"}
 
 
-def whole(fleet: Fleet, change: Change, name: str) -> None:
-    """Compare four requests, one after the other, with a decode body that was changed. Raises
-    Differs when an answer does, and when one is right and blocks are left behind."""
-    meddler = Meddler(fleet.decode.url, change)
-    asked = Questions(f"body {name}")
-    questions = [asked.text(64, 8) for _ in range(4)]
-    try:
-        entry = fleet.entry(fleet.decode, url=meddler.url)
-        with fleet.second_router(fleet.entry(fleet.prefill), entry) as stack:
-            compare(fleet.prefill.url, stack.url, questions, timeout_s=8)
-        assert meddler.passed, "no decode body came by"
-    finally:
-        meddler.close()
-    for engine in (fleet.prefill, fleet.decode):
-        try:
-            until(lambda e=engine: counters(e.url).is_at_rest, f"{engine.role} at rest", REST_S)
-        except AssertionError as error:
-            raise Differs(f"right answers, but {error}") from error
-
-
-@on(REAL)
-def test_a_body_as_it_is_passes(fleet: Fleet) -> None:
-    """What stands between router and decode changes nothing by itself."""
-    whole(fleet, unchanged(), "unchanged")
-
-
 # The last of NIXL's ends the engine.
 BROKEN = {
     "swapped ranks": swapped_ranks,
@@ -105,4 +73,4 @@ def test_a_broken_body_is_seen(spoilt_fleet: Fleet, broken: str) -> None:
     if spoilt_fleet.kind.mode == "WRITE" and "blocks" in broken:
         pytest.skip("in WRITE decode has blocks of its own, and is told of none")
     with pytest.raises(Differs):
-        whole(spoilt_fleet, BROKEN[broken](), broken)
+        compare_meddled(spoilt_fleet, BROKEN[broken](), broken)
