@@ -39,6 +39,7 @@ def vllm_environment() -> Environment:
     try:
         return prepare()
     except Unavailable as reason:
+        TALLY.skipped = str(reason)
         pytest.skip(str(reason))
 
 
@@ -65,6 +66,6 @@ def spoilt_fleet(keeper: Keeper) -> Fleet:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if TALLY:
-        terminalreporter.section("requests compared with the engine's own answers")
+        terminalreporter.section("real and simulated engines")
         for line in TALLY.lines():
             terminalreporter.line(line)
