@@ -1,6 +1,5 @@
 """Whenever a client leaves, no engine waits for it or keeps a block of its prompt."""
 
-import random
 import signal
 import threading
 
@@ -9,7 +8,7 @@ import pytest
 from tests.e2e.stack import until
 from tests.engines.fleet import GIVEN_UP_S, Fleet
 from tests.engines.kinds import ALL, on
-from tests.engines.leaving import Leaver, leave
+from tests.engines.leaving import Leaver, leave, leave_at_any_moment
 from tests.engines.questions import Questions
 
 pytestmark = pytest.mark.e2e
@@ -58,15 +57,9 @@ def test_leaving_in_mid_stream(fleet: Fleet) -> None:
     check_served(fleet, "mid-stream")
 
 
-@on(ALL)
+@on([kind for kind in ALL if kind.mode != "WRITE"])
 def test_leaving_at_any_moment(fleet: Fleet) -> None:
-    """Forty clients with little patience, eight at a time."""
-    asked, draw = Questions("any moment"), random.Random(5)
-    for _ in range(5):
-        leavers = [
-            Leaver(asked.text(draw.randrange(20, 300), 32, is_streamed=True), draw.uniform(0, 0.4))
-            for _ in range(8)
-        ]
-        leave(fleet.stack.url, leavers)
+    """For WRITE see test_write_leavers."""
+    leave_at_any_moment(fleet.stack.url)
     fleet.rest(GIVEN_UP_S)
     check_served(fleet, "any moment")
