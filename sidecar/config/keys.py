@@ -80,11 +80,12 @@ class Placement(Section, frozen=True, kw_only=True):
     decode only where its engine does that right: vLLM 0.33 in READ, 0.32 in WRITE, all with NIXL;
     else prefill."""
     write_legs: typing.Literal["in_series", "at_once"] = "in_series"
-    """WRITE: when decode is asked. in_series: after prefill has answered, as in READ; a prefill that
-    fails is tried elsewhere. at_once: while prefill computes, and pushes as it goes: the first token
-    comes sooner by decode's admission and the push. But a decode engine whose client leaves, or
-    whose prefill fails, while it waits for a push keeps those KV blocks until it is restarted (vLLM
-    0.32). Engines before 0.32, which may not wait for a late decode, are asked at once."""
+    """WRITE: when decode is asked. in_series: after prefill has answered, as in READ; a prefill
+    that fails is tried elsewhere. at_once: while prefill computes, and pushes as it goes: the first
+    token comes sooner by decode's admission and most of the push. But a decode engine whose client
+    leaves, or whose prefill fails, while it waits for a push keeps those KV blocks until it is
+    restarted (vLLM 0.32); in series it waits for a moment only. Engines before 0.32, which may not
+    wait for a late decode, are asked at once."""
 
 
 class Prefill(Section, frozen=True, kw_only=True):

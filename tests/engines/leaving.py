@@ -2,12 +2,13 @@
 
 import asyncio
 import contextlib
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import aiohttp
 
-from tests.engines.questions import Question
+from tests.engines.questions import Question, Questions
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,14 @@ class Leaver:
 def leave(url: str, leavers: Sequence[Leaver]) -> None:
     """Ask all at once; each connection is closed when its client leaves."""
     asyncio.run(_leave(url, leavers))
+
+
+def leave_at_any_moment(url: str) -> None:
+    """Forty clients with little patience, eight at a time."""
+    asked, draw = Questions("any moment"), random.Random(5)
+    for _ in range(5):
+        questions = [asked.text(draw.randrange(20, 300), 32, is_streamed=True) for _ in range(8)]
+        leave(url, [Leaver(question, draw.uniform(0, 0.4)) for question in questions])
 
 
 async def _leave(url: str, leavers: Sequence[Leaver]) -> None:

@@ -1,4 +1,5 @@
-"""WRITE with both legs at once, on engines that lose blocks by it."""
+"""WRITE: clients that leave while decode waits for prefill's push, on engines that lose blocks by it
+(vLLM 0.32). Run last: the blocks stay taken."""
 
 import signal
 
@@ -7,13 +8,32 @@ import pytest
 from tests.e2e.stack import until
 from tests.engines.fleet import GIVEN_UP_S, Fleet
 from tests.engines.kinds import ALL, on
-from tests.engines.leaving import Leaver, leave
+from tests.engines.leaving import Leaver, leave, leave_at_any_moment
 from tests.engines.questions import Questions
 
 pytestmark = pytest.mark.e2e
 
 
-@on([kind for kind in ALL if kind.mode == "WRITE"])
+WRITING = [kind for kind in ALL if kind.mode == "WRITE"]
+
+
+@on(WRITING)
+def test_leaving_at_any_moment_ends_everything_but_decodes_blocks(spoilt_fleet: Fleet) -> None:
+    """In series too decode waits: for the moment that a push takes."""
+    fleet = spoilt_fleet
+    leave_at_any_moment(fleet.stack.url)
+    until(lambda: not any(fleet.stack.in_flight().values()), "every slot is free", GIVEN_UP_S)
+    until(lambda: fleet.counters(fleet.prefill).is_at_rest, "prefill at rest", GIVEN_UP_S)
+
+    def is_idle() -> bool:
+        decode = fleet.counters(fleet.decode)
+        return not decode.running and not decode.waiting
+
+    until(is_idle, "decode runs and waits for nothing", GIVEN_UP_S)
+    fleet.compare([Questions("after any moment").text(tokens, 8) for tokens in (33, 70)])
+
+
+@on(WRITING)
 def test_decode_that_was_asked_at_once_keeps_its_blocks(spoilt_fleet: Fleet) -> None:
     """Why the legs are in series unless told otherwise (vLLM 0.32): decode ends the request,
     forgets its transfer, and prefill's push finds nobody to free the blocks. Where an engine does
