@@ -64,16 +64,21 @@ def failure_and_done(error: ApiError) -> bytes:
     return b"data: " + error.body() + b"\n\n" + DONE
 
 
-def usage_and_done(head: Mapping[str, Any], usage: Mapping[str, Any] | None) -> list[bytes]:
-    """The last events: the usage, if that is wanted, and the end."""
-    return [*([data_event({**head, "choices": [], "usage": usage})] if usage else []), DONE]
+def usage_and_done(head: Mapping[str, Any], told: Mapping[str, Any] | None) -> list[bytes]:
+    """The last events: one with what is told of the whole, its usage first, and the end."""
+    return [*([data_event({**head, "choices": [], **told})] if told else []), DONE]
 
 
-def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
-    """OpenAI's usage."""
+def counts_of(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+    """OpenAI's usage, as streams have it: nothing that is null."""
     return {
         "prompt_tokens": prompt_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "completion_tokens": completion_tokens,
-        "prompt_tokens_details": None,
     }
+
+
+def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
+    """OpenAI's usage, whole."""
+    counts = counts_of(prompt_tokens, completion_tokens)
+    return {**counts, "prompt_tokens_details": None, "completion_tokens_details": None}

@@ -14,17 +14,26 @@ MAX_SHOWN_INPUT = 200  # characters of the value at fault that an error repeats
 
 
 class ApiError(Exception):
-    """A request ends with this status and message; `kind` None: vLLM's type for the status."""
+    """A request ends with this status and message; `kind` None: vLLM's type for the status.
+
+    A refusal that names a parameter says so at its end, with the value if there is one.
+    """
 
     is_validation = False
     """Found before any handler of vLLM ran, so of OpenAI's shape on every path."""
 
     def __init__(
-        self, status: int, message: str, param: str | None = None, kind: str | None = None
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        kind: str | None = None,
+        value: Any = None,
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
+        shown = f", value={value}" if value is not None else ""
+        self.message = f"{message} (parameter={param}{shown})" if shown else message
         self.param = param
         self.kind = kind or _TYPES.get(status) or HTTPStatus(status).phrase
 
@@ -63,15 +72,24 @@ class InvalidBody(ApiError):
         super().__init__(400, f"1 validation error:\n  {found}", where, "Bad Request")
 
 
+class BrokenMessage(ApiError):
+    """As `BrokenRule`, of Messages, whose models raise errors that pydantic words."""
+
+    is_validation = True
+
+    def __init__(self, problem: str, param: str = "body") -> None:
+        found = {"type": "value_error", "loc": "body", "msg": f"Value error, {problem}"}
+        super().__init__(400, f"1 validation error:\n  {found}", param, "Bad Request")
+
+
 class BrokenRule(ApiError):
-    """A body whose fields contradict each other or a limit: as `InvalidBody`, with a bare param."""
+    """A body whose fields contradict each other or a limit: found where `InvalidBody` is, in the
+    words of vLLM's own error."""
 
     is_validation = True
 
     def __init__(self, problem: str, param: str | None = None) -> None:
-        found = {"type": "value_error", "loc": "body", "msg": f"Value error, {problem}"}
-        param = param if param is not None else "body"
-        super().__init__(400, f"1 validation error:\n  {found}", param, "Bad Request")
+        super().__init__(400, f"{problem} (parameter={param})" if param else problem, param)
 
 
 def _shown(value: Any) -> Any:

@@ -42,8 +42,8 @@ class AudioAnswer:
             yield data_event({**head, "choices": [{"delta": {"content": word}}]})
         end = {"delta": {"content": ""}, "finish_reason": "stop", "stop_reason": None}
         yield data_event({**head, "choices": [end]})
-        usage = usage_of(len(asked.file), asked.max_tokens) if asked.includes_usage else None
-        yield from usage_and_done(head, usage)
+        usage = usage_of(len(asked.file), asked.max_tokens)
+        yield from usage_and_done(head, {"usage": usage} if asked.includes_usage else None)
 
     def _words(self) -> Iterator[str]:
         """The transcript."""

@@ -3,18 +3,29 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sidecar.sim.answer import data_event, dump, failure_and_done, usage_and_done, usage_of
+from sidecar.sim.answer import (
+    counts_of,
+    data_event,
+    dump,
+    failure_and_done,
+    usage_and_done,
+    usage_of,
+)
 from sidecar.sim.choice_run import ChoiceRun, Step
 from sidecar.sim.logprobs import prompt_logprobs
 from sidecar.sim.model_request import ModelRequest
+from sidecar.sim.options import SimOptions
 from sidecar.sim.prompt import texts_of, tokens_of_prompt
 
 
 class ChatAnswer:
     """Serialises one request's answer. `created` is Unix seconds. Also that of a batch."""
 
-    def __init__(self, asked: ModelRequest, request_id: str, created: int) -> None:
+    def __init__(
+        self, asked: ModelRequest, request_id: str, created: int, engine: SimOptions
+    ) -> None:
         self._asked = asked
+        self._engine = engine
         self._shape = asked.logprob_shape
         self._head = {
             "id": "chatcmpl-" + request_id,
@@ -36,8 +47,9 @@ class ChatAnswer:
             for index in choices:
                 choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
                 event: dict[str, Any] = {**self._head, "choices": [choice]}
-                if asked.return_token_ids and "role" in delta:
-                    event["prompt_token_ids"] = self._prompt_ids()
+                if "role" in delta:
+                    ids = self._prompt_ids() if asked.return_token_ids else None
+                    event |= {"prompt_token_ids": ids, "prompt_text": None}
                 events.append(data_event(self._with_usage(event, 0)))
         return events
 
@@ -47,7 +59,9 @@ class ChatAnswer:
         before += b'{"index":%d,"delta":{"content":"' % index
         after = b'"},"logprobs":null,"finish_reason":null,"token_ids":null}]}\n\n'
         last = b'"},"logprobs":null,"finish_reason":"length","stop_reason":null,'
-        return before, after, last + b'"token_ids":null}]}\n\n'
+        end = b"" if self._asked.include_usage else b',"system_fingerprint":"%b"'
+        end = end.replace(b"%b", self._engine.fingerprint.encode())
+        return before, after, last + b'"token_ids":null}]' + end + b"}\n\n"
 
     def step(self, index: int, run: ChoiceRun, step: Step) -> bytes:
         """One event."""
@@ -61,12 +75,18 @@ class ChatAnswer:
         if step.finish:
             choice["stop_reason"] = step.stop_reason
         choice["token_ids"] = [step.token.id] if asked.return_token_ids else None
-        return data_event(self._with_usage({**self._head, "choices": [choice]}, step.number))
+        event = {**self._head, "choices": [choice]}
+        if step.finish and not asked.include_usage:
+            event["system_fingerprint"] = self._engine.fingerprint
+        return data_event(self._with_usage(event, step.number))
 
     def closing(self, _runs: Sequence[ChoiceRun], completion_tokens: int) -> list[bytes]:
         """The usage, if that is wanted, and the end."""
-        usage = usage_of(self._asked.prompt_tokens, completion_tokens)
-        return usage_and_done(self._head, usage if self._asked.include_usage else None)
+        told = {
+            "usage": counts_of(self._asked.prompt_tokens, completion_tokens),
+            "system_fingerprint": self._engine.fingerprint,
+        }
+        return usage_and_done(self._head, told if self._asked.include_usage else None)
 
     failure = staticmethod(failure_and_done)
 
@@ -83,14 +103,16 @@ class ChatAnswer:
                 "object": "chat.completion",
                 "choices": [self._choice(index, run) for index, run in enumerate(runs)],
                 "service_tier": None,
-                "system_fingerprint": None,
+                "system_fingerprint": self._engine.fingerprint,
                 "usage": usage_of(asked.prompt_tokens, sum(run.count for run in runs)),
                 "prompt_logprobs": prompt_logprobs(tokens_of_prompt(asked.prompts[0]), given or 0)
                 if has_prompt_logprobs and not asked.sampling.is_beam
                 else None,
                 "prompt_token_ids": self._prompt_ids() if asked.return_token_ids else None,
+                "prompt_text": None,
                 "kv_transfer_params": kv_transfer_params,
                 "ec_transfer_params": None,
+                "metrics": None,
             }
         )
 
@@ -125,6 +147,7 @@ class ChatAnswer:
             "finish_reason": self._reason(run),
             "stop_reason": run.stop_reason,
             "token_ids": [token.id for token in run.tokens] if asked.return_token_ids else None,
+            "routed_experts": None,
         }
 
     def _delta(self, run: ChoiceRun, step: Step) -> dict[str, Any]:
@@ -145,7 +168,7 @@ class ChatAnswer:
 
     def _with_usage(self, event: dict[str, Any], completion_tokens: int) -> dict[str, Any]:
         if self._asked.continuous_usage:
-            event["usage"] = usage_of(self._asked.prompt_tokens, completion_tokens)
+            event["usage"] = counts_of(self._asked.prompt_tokens, completion_tokens)
         return event
 
     def _prompt_ids(self) -> list[int]:

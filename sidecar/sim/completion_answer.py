@@ -6,10 +6,18 @@ An event's constant parts are serialised once a request; each token is then a co
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sidecar.sim.answer import data_event, dump, failure_and_done, usage_and_done, usage_of
+from sidecar.sim.answer import (
+    counts_of,
+    data_event,
+    dump,
+    failure_and_done,
+    usage_and_done,
+    usage_of,
+)
 from sidecar.sim.choice_run import ChoiceRun, Step
 from sidecar.sim.logprobs import prompt_logprobs
 from sidecar.sim.model_request import ModelRequest
+from sidecar.sim.options import SimOptions
 from sidecar.sim.prompt import Prompt, tokens_of_prompt
 from sidecar.sim.words import Token
 
@@ -17,8 +25,11 @@ from sidecar.sim.words import Token
 class CompletionAnswer:
     """Serialises one request's answer. `created` is Unix seconds."""
 
-    def __init__(self, asked: ModelRequest, request_id: str, created: int) -> None:
+    def __init__(
+        self, asked: ModelRequest, request_id: str, created: int, engine: SimOptions
+    ) -> None:
         self._asked = asked
+        self._engine = engine
         self._shape = asked.logprob_shape
         self._head = {
             "id": "cmpl-" + request_id,
@@ -35,8 +46,11 @@ class CompletionAnswer:
     def token_parts(self, index: int) -> tuple[bytes, bytes, bytes]:
         """(before a token, after it, after the last)."""
         before = data_event({**self._head, "choices": []})[:-4] + b'{"index":%d,"text":"' % index
-        after = b'","logprobs":null,"finish_reason":%b,"stop_reason":null}],"usage":null}\n\n'
-        return before, after % b"null", after % b'"length"'
+        after = b'","logprobs":null,"finish_reason":%b,"stop_reason":null,'
+        after += b'"prompt_token_ids":null,"token_ids":null}]%b}\n\n'
+        end = b"" if self._asked.include_usage else b',"system_fingerprint":"%b"'
+        end = end.replace(b"%b", self._engine.fingerprint.encode())
+        return before, after % (b"null", b""), after % (b'"length"', end)
 
     def step(self, index: int, _run: ChoiceRun, step: Step) -> bytes:
         """One event; the first repeats the prompt if that is wanted."""
@@ -56,16 +70,25 @@ class CompletionAnswer:
             "finish_reason": step.finish,
             "stop_reason": step.stop_reason,
         }
-        if asked.return_token_ids:
-            ids = [token.id for token in tokens_of_prompt(prompt)] if is_first else None
-            choice |= {"prompt_token_ids": ids, "token_ids": [step.token.id]}
-        usage = usage_of(prompt.tokens, step.number) if asked.continuous_usage else None
-        return data_event({**self._head, "choices": [choice], "usage": usage})
+        has_ids = is_first and (asked.return_token_ids or asked.echo)
+        choice["prompt_token_ids"] = (
+            [token.id for token in tokens_of_prompt(prompt)] if has_ids else None
+        )
+        choice["token_ids"] = [step.token.id] if asked.return_token_ids else None
+        event: dict[str, Any] = {**self._head, "choices": [choice]}
+        if step.finish and not asked.include_usage:
+            event["system_fingerprint"] = self._engine.fingerprint
+        if asked.continuous_usage:
+            event["usage"] = counts_of(prompt.tokens, step.number)
+        return data_event(event)
 
     def closing(self, _runs: Sequence[ChoiceRun], completion_tokens: int) -> list[bytes]:
         """The usage, if that is wanted, and the end."""
-        usage = usage_of(self._asked.prompt_tokens, completion_tokens)
-        return usage_and_done(self._head, usage if self._asked.include_usage else None)
+        told = {
+            "usage": counts_of(self._asked.prompt_tokens, completion_tokens),
+            "system_fingerprint": self._engine.fingerprint,
+        }
+        return usage_and_done(self._head, told if self._asked.include_usage else None)
 
     failure = staticmethod(failure_and_done)
 
@@ -79,10 +102,11 @@ class CompletionAnswer:
                 **self._head,
                 "choices": [self._choice(index, run) for index, run in enumerate(runs)],
                 "service_tier": None,
-                "system_fingerprint": None,
+                "system_fingerprint": self._engine.fingerprint,
                 "usage": usage_of(self._asked.prompt_tokens, count),
                 "kv_transfer_params": kv_transfer_params,
                 "ec_transfer_params": None,
+                "metrics": None,
             }
         )
 
@@ -107,6 +131,7 @@ class CompletionAnswer:
             "prompt_token_ids": [token.id for token in tokens_of_prompt(prompt)]
             if asked.return_token_ids
             else None,
+            "routed_experts": None,
         }
 
     def _logprobs(

@@ -17,6 +17,7 @@ from sidecar.sim.intake import Admitted, Intake
 from sidecar.sim.messages_answer import MessagesAnswer, error_of
 from sidecar.sim.messages_request import chat_of_messages
 from sidecar.sim.model_request import ModelRequest, read_model_request
+from sidecar.sim.options import SimOptions
 from sidecar.sim.prompt import Api
 from sidecar.sim.rejection import Rejection
 from sidecar.sim.responses_answer import ResponsesAnswer
@@ -84,7 +85,7 @@ class CompletionRoutes:
     ) -> Generation:
         asked = admitted.asked
         request_id = _request_id(request, api, admitted.body)
-        answer = _answer_to(asked, admitted.body, request_id)
+        answer = _answer_to(asked, admitted.body, request_id, self._core.options)
         sides = (self._core, self._connector)
         return Generation(*sides, asked, admitted.rank, request_id, answer, admitted.fault)
 
@@ -110,14 +111,16 @@ def _request_id(request: web.Request, api: Api, body: Mapping[str, Any]) -> str:
     return request.headers.get("X-Request-Id") or own or uuid.uuid4().hex
 
 
-def _answer_to(asked: ModelRequest, body: Mapping[str, Any], request_id: str) -> Answer:
+def _answer_to(
+    asked: ModelRequest, body: Mapping[str, Any], request_id: str, engine: SimOptions
+) -> Answer:
     created = int(time.time())
     match asked.api:
         case "completions":
-            return CompletionAnswer(asked, request_id, created)
+            return CompletionAnswer(asked, request_id, created, engine)
         case "responses":
-            return ResponsesAnswer(asked, body, request_id, created)
+            return ResponsesAnswer(asked, body, request_id, created, engine)
         case "messages":
             return MessagesAnswer(asked, request_id)
         case _:
-            return ChatAnswer(asked, request_id, created)
+            return ChatAnswer(asked, request_id, created, engine)

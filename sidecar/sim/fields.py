@@ -34,6 +34,10 @@ BOOL = Kind(lambda v: type(v) is bool, "bool_type", "Input should be a valid boo
 TEXT = Kind(lambda v: isinstance(v, str), "string_type", "Input should be a valid string")
 OBJECT = Kind(lambda v: isinstance(v, dict), "dict_type", "Input should be a valid dictionary")
 LIST = Kind(lambda v: isinstance(v, list), "list_type", "Input should be a valid list")
+_PARSED = {
+    "int_type": ("int_parsing", "unable to parse string as an integer"),
+    "float_type": ("float_parsing", "unable to parse string as a number"),
+}
 IDS = Kind(
     lambda v: isinstance(v, list) and all(map(_is_int, v)),
     "int_type",
@@ -54,9 +58,9 @@ SAMPLING: Mapping[str, Kind] = {
     "model": TEXT,
     "stream": BOOL,
     "stream_options": OBJECT,
-    "max_tokens": INT,
-    "max_completion_tokens": INT,
-    "max_output_tokens": INT,
+    "max_tokens": WHOLE,
+    "max_completion_tokens": WHOLE,
+    "max_output_tokens": WHOLE,
     "min_tokens": INT,
     "n": INT,
     "temperature": NUMBER,
@@ -111,7 +115,15 @@ def check_types(
         if value is None and key not in not_null:
             continue
         if not kind.fits(value):
-            raise InvalidBody(key, kind.rule, kind.words, value)
+            raise _misfit(key, kind, value)
+
+
+def _misfit(key: str, kind: Kind, value: Any) -> InvalidBody:
+    """A text in place of a number is read first, and then it is none."""
+    if isinstance(value, str) and kind.rule in _PARSED:
+        rule, problem = _PARSED[kind.rule]
+        return InvalidBody(key, rule, f"{kind.words}, {problem}", value)
+    return InvalidBody(key, kind.rule, kind.words, value)
 
 
 def require(body: Mapping[str, Any], *keys: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sidecar.sim.api_error import BrokenRule
+from sidecar.sim.api_error import BrokenRule, InvalidBody
 from sidecar.sim.choice_run import Call
 from sidecar.sim.prompt import texts_of
 from sidecar.sim.schema_json import any_object, pieces_of, value_of_schema
@@ -87,12 +87,14 @@ def _read_response_format(given: Any) -> Form | None:
                 "response_format",
             )
         if not isinstance(schema, dict) or not isinstance(schema.get("name"), str):
-            raise BrokenRule("json_schema: Input should have a name", "response_format")
+            raise InvalidBody("response_format.json_schema.name", "missing", "Field required")
         return JsonForm(schema.get("schema") or {"type": "object"})
     if kind not in ("text", "structural_tag"):
-        raise BrokenRule(
+        raise InvalidBody(
+            "response_format.type",
+            "literal_error",
             "Input should be 'text', 'json_object', 'json_schema' or 'structural_tag'",
-            "response_format",
+            kind,
         )
     return None
 
@@ -152,7 +154,7 @@ def _read_functions(tools: Any) -> tuple[tuple[str, Any], ...]:
     for tool in tools or ():
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise BrokenRule("tools: Input should have a function with a name", "tools")
+            raise InvalidBody("tools.0.function", "missing", "Field required", tool)
         functions.append((function["name"], function.get("parameters")))
     return tuple(functions)
 

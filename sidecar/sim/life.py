@@ -100,6 +100,7 @@ class Life:
     async def _serve_http(self, heartbeat: Heartbeat | None, stack: AsyncExitStack) -> None:
         core, connector = self._core, self._connector
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[guard_of(core)])
+        app.on_response_prepare.append(_vary)
         runner = web.AppRunner(
             app,
             handler_cancellation=True,  # a client that leaves is an abort, as in vLLM
@@ -133,6 +134,11 @@ class Life:
         loop = asyncio.get_running_loop()
         while not await has_ended(self._end, tick_s):
             self._connector.reap(loop.time())
+
+
+async def _vary(_request: web.Request, response: web.StreamResponse) -> None:
+    """As vLLM's middleware for CORS does to every answer, asked from a page or not."""
+    response.headers["Vary"] = "Origin"
 
 
 async def has_ended(end: asyncio.Event, within_s: float) -> bool:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from sidecar.sim.api_error import BrokenRule, InvalidBody
+from sidecar.sim.api_error import BrokenMessage, InvalidBody
 from sidecar.sim.fields import (
     BOOL,
     INT,
@@ -54,13 +54,13 @@ _LEAST_THINKING = 1024
 
 
 def chat_of_messages(body: Mapping[str, Any], is_count: bool = False) -> dict[str, Any]:
-    """The chat body; raises InvalidBody or BrokenRule. `is_count`: only to count its tokens."""
+    """The chat body; raises InvalidBody or BrokenMessage. `is_count`: only to count its tokens."""
     require(body, "model", "messages", *(() if is_count else ("max_tokens",)))
     check_types(body, _KINDS, _NOT_NULL)
     if not body["model"]:
-        raise BrokenRule("Model is required", "body.model")
+        raise BrokenMessage("Model is required", "body.model")
     if not is_count and body["max_tokens"] <= 0:
-        raise BrokenRule("max_tokens must be positive", "body.max_tokens")
+        raise BrokenMessage("max_tokens must be positive", "body.max_tokens")
     if len(body.get("stop_sequences") or ()) > MOST_STOPS:
         problem = f"List should have at most {MOST_STOPS} items"
         raise InvalidBody("stop_sequences", "too_long", problem, body["stop_sequences"])
@@ -88,7 +88,7 @@ def _check_thinking(body: Mapping[str, Any]) -> None:
     if (body.get("kv_transfer_params") or {}).get("do_remote_decode"):
         return
     if budget >= body.get("max_tokens", budget + 1):
-        raise BrokenRule("thinking.budget_tokens must be less than max_tokens")
+        raise BrokenMessage("thinking.budget_tokens must be less than max_tokens")
 
 
 def _system(given: Any) -> list[dict[str, Any]]:
@@ -174,7 +174,7 @@ def _pass_tools(body: Mapping[str, Any], chat: dict[str, Any]) -> None:
         problem = "Input should be 'auto', 'any', 'tool' or 'none'"
         raise InvalidBody("tool_choice.type", "literal_error", problem, kind)
     if kind == "tool" and not choice.get("name"):
-        raise BrokenRule("tool_choice.name is required when type is 'tool'")
+        raise BrokenMessage("tool_choice.name is required when type is 'tool'")
     tools = body.get("tools")
     if not tools:
         return

@@ -6,6 +6,7 @@ builds engine command lines from it.
 
 import re
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Literal
 
 Role = Literal["prefill", "decode"]
@@ -185,6 +186,13 @@ class SimOptions:
     def release(self) -> tuple[int, int]:
         """(major, minor) of the simulated vLLM."""
         return parse_release(self.version)
+
+    @property
+    def fingerprint(self) -> str:
+        """`system_fingerprint` of its answers, in vLLM's form."""
+        ranks = f"-dp{self.dp_size}" if self.dp_size > 1 else ""
+        own = blake2b(f"{self.connector} {self.model} {self.role}".encode(), digest_size=4)
+        return f"vllm-{self.version}{ranks}-{own.hexdigest()}"
 
     @property
     def notify_ports(self) -> int:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from aiohttp import web
 
+from sidecar.sim.answer import dump
 from sidecar.sim.api_error import ApiError
 from sidecar.sim.core import Core
 from sidecar.sim.fields import TEXT, check_types
@@ -68,7 +69,7 @@ class PoolingRoutes:
         head: dict[str, Any] = {"id": f"{path.prefix}{own}", "model": model.name}
         if path.is_dated:
             head["created"] = int(time.time())
-        return web.json_response({**head, **found})
+        return web.Response(body=dump({**head, **found}), content_type="application/json")
 
     def _read(self, body: Mapping[str, Any]) -> tuple[Mapping[str, Any], ServedModel]:
         if body.get("kv_transfer_params"):

@@ -8,15 +8,22 @@ from sidecar.sim.answer import dump, named_event
 from sidecar.sim.api_error import ApiError
 from sidecar.sim.choice_run import ChoiceRun, Step
 from sidecar.sim.model_request import ModelRequest
+from sidecar.sim.options import SimOptions
 
 
 class ResponsesAnswer:
     """Serialises one request's answer. `given` is the client's body, `created` Unix seconds."""
 
     def __init__(
-        self, asked: ModelRequest, given: Mapping[str, Any], request_id: str, created: int
+        self,
+        asked: ModelRequest,
+        given: Mapping[str, Any],
+        request_id: str,
+        created: int,
+        engine: SimOptions,
     ) -> None:
         self._asked = asked
+        self._engine = engine
         self._given = given
         self._id = request_id
         self._created = created
@@ -59,7 +66,8 @@ class ResponsesAnswer:
         run = runs[0]
         events = self._close(run) if self._is_open else []
         done = self._finished(run, None, self._items(run) if self._is_open else [])
-        name = "response.incomplete" if run.finish == "length" else "response.completed"
+        is_cut = run.finish == "length" and self._engine.release >= (0, 33)
+        name = "response.incomplete" if is_cut else "response.completed"
         return [*events, self._event(name, response=done)]
 
     def failure(self, _error: ApiError) -> None:
@@ -72,7 +80,7 @@ class ResponsesAnswer:
         return dump(self._finished(runs[0], kv_transfer_params, self._items(runs[0])))
 
     def _open(self, run: ChoiceRun) -> bytes:
-        item = self._item(run, "in_progress", is_begun=True)
+        item = self._item(run, is_begun=True)
         added = self._event("response.output_item.added", output_index=0, item=item)
         if run.call is not None:
             return added
@@ -80,7 +88,7 @@ class ResponsesAnswer:
         return added + self._event("response.content_part.added", **self._place(), part=part)
 
     def _close(self, run: ChoiceRun) -> list[bytes]:
-        item = self._item(run, _status(run))
+        item = self._item(run)
         done = {"output_index": 0, "item": item}
         if run.call is not None:
             return [
@@ -113,10 +121,12 @@ class ResponsesAnswer:
         return {"item_id": self._message_id, "output_index": 0, "content_index": 0}
 
     def _items(self, run: ChoiceRun) -> list[dict[str, Any]]:
-        return [self._item(run, _status(run))]
+        return [self._item(run)]
 
-    def _item(self, run: ChoiceRun, status: str, is_begun: bool = False) -> dict[str, Any]:
-        """The one item of output; `is_begun`: without what comes later."""
+    def _item(self, run: ChoiceRun, is_begun: bool = False) -> dict[str, Any]:
+        """The one item of output; `is_begun`: without what comes later. Complete even where the
+        response is not: its status is that of the parser."""
+        status = "in_progress" if is_begun else "completed"
         if run.call is not None:
             arguments = "" if is_begun else "".join(token.argument for token in run.tokens)
             return {
@@ -135,6 +145,7 @@ class ResponsesAnswer:
             "role": "assistant",
             "status": status,
             "content": [self._part(run.text, logprobs)] if has_text else [],
+            "phase": None,
         }
 
     def _part(self, text: str, logprobs: list[dict[str, Any]] | None) -> dict[str, Any]:
@@ -149,9 +160,19 @@ class ResponsesAnswer:
         prompt_tokens = self._asked.prompt_tokens
         usage = {
             "input_tokens": prompt_tokens,
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "input_tokens_details": {
+                "cached_tokens": 0,
+                "cache_write_tokens": 0,
+                "input_tokens_per_turn": [],
+                "cached_tokens_per_turn": [],
+            },
             "output_tokens": run.count,
-            "output_tokens_details": {"reasoning_tokens": 0, "tool_output_tokens": 0},
+            "output_tokens_details": {
+                "reasoning_tokens": 0,
+                "tool_output_tokens": 0,
+                "output_tokens_per_turn": [],
+                "tool_output_tokens_per_turn": [],
+            },
             "total_tokens": prompt_tokens + run.count,
         }
         return self._response(_status(run), output, usage, kv_transfer_params)
@@ -182,7 +203,9 @@ class ResponsesAnswer:
             "top_p": _or(given.get("top_p"), 1.0),
             "background": False,
             "max_output_tokens": self._asked.sampling.max_tokens,
+            "max_tool_calls": given.get("max_tool_calls"),
             "previous_response_id": None,
+            "prompt": given.get("prompt"),
             "reasoning": given.get("reasoning"),
             "service_tier": given.get("service_tier", "auto"),
             "status": status,
@@ -191,8 +214,12 @@ class ResponsesAnswer:
             "truncation": given.get("truncation", "disabled"),
             "usage": usage,
             "user": given.get("user"),
+            "presence_penalty": _or(given.get("presence_penalty"), 0.0),
+            "frequency_penalty": _or(given.get("frequency_penalty"), 0.0),
             "kv_transfer_params": kv_transfer_params,
             "ec_transfer_params": None,
+            "input_messages": None,
+            "output_messages": None,
         }
 
 

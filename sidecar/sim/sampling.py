@@ -100,6 +100,7 @@ def read_sampling(
             f"{name}={asked} cannot be greater than max_model_len={max_model_len}. "
             "Please request fewer output tokens.",
             name,
+            value=asked,
         )
     if prompt_tokens > max_model_len:
         raise ApiError(
@@ -108,6 +109,7 @@ def read_sampling(
             f"prompt contains {prompt_tokens} input tokens, which exceeds this limit even without "
             "any output tokens. Please reduce the length of the input prompt.",
             "input_tokens",
+            value=prompt_tokens,
         )
     limit = min(asked, max_model_len - prompt_tokens)
     if api == "completions" and body.get("echo") and asked == 0:
@@ -146,7 +148,8 @@ def _read_logprobs(api: Api, body: Mapping[str, Any]) -> int | None:
 def _read_prompt_logprobs(api: Api, body: Mapping[str, Any]) -> int | None:
     value = body.get("prompt_logprobs")
     if value is None and body.get("echo"):
-        value = body.get("logprobs" if api == "completions" else "top_logprobs")
+        # A chat's are 0 where it names none, and 0 is the prompt's own tokens.
+        value = body.get("logprobs") if api == "completions" else body.get("top_logprobs") or 0
     return None if value is None else int(value)
 
 
@@ -185,13 +188,14 @@ def check_logprobs(api: Api, body: Mapping[str, Any]) -> None:
 def _check_counts(sampling: Sampling, body: Mapping[str, Any]) -> None:
     limit, least, n = sampling.max_tokens, sampling.min_tokens, sampling.n
     if n < 1:
-        raise ApiError(400, f"n must be at least 1, got {n}.", "n")
+        raise ApiError(400, f"n must be at least 1, got {n}.")
     temperature = body.get("temperature")
     is_greedy = temperature is not None and temperature < _GREEDY_BELOW
     if n > 1 and is_greedy and not sampling.is_beam:
         raise ApiError(400, f"n must be 1 when using greedy sampling, got {n}.")
     if limit < 1:
-        raise ApiError(400, f"max_tokens must be at least 1, got {limit}.", "max_tokens")
+        problem = f"max_tokens must be at least 1, got {limit}."
+        raise ApiError(400, problem, "max_tokens", value=limit)
     if least < 0:
         raise ApiError(400, f"min_tokens must be greater than or equal to 0, got {least}.")
     if least > limit:
@@ -219,19 +223,24 @@ def _check_ranges(body: Mapping[str, Any]) -> None:
         raise ApiError(400, f"repetition_penalty must be greater than zero, got {value}.")
     value = _number(body, "temperature", 1.0)
     if not math.isfinite(value):
-        raise ApiError(400, f"temperature must be a finite number, got {value}.", "temperature")
+        raise _out_of_range("temperature", "be a finite number", value)
     if value < 0:
-        raise ApiError(400, f"temperature must be non-negative, got {value}.", "temperature")
+        raise _out_of_range("temperature", "be non-negative", value)
     if value > 2:
-        raise ApiError(400, f"temperature must be in [0, 2], got {value}.", "temperature")
+        raise _out_of_range("temperature", "be in [0, 2]", value)
     if not 0 < (value := _number(body, "top_p", 1.0)) <= 1:
-        raise ApiError(400, f"top_p must be in (0, 1], got {value}.", "top_p")
+        raise _out_of_range("top_p", "be in (0, 1]", value)
     if (value := _number(body, "top_k", 0)) < -1:
         raise ApiError(400, f"top_k must be 0 (disable), or at least 1, got {value}.")
     if not 0 <= (value := _number(body, "min_p", 0.0)) <= 1:
         raise ApiError(400, f"min_p must be in [0, 1], got {value}.")
 
 
+def _out_of_range(key: str, what: str, value: float) -> ApiError:
+    return ApiError(400, f"{key} must {what}, got {value}.", key, value=value)
+
+
 def _number(body: Mapping[str, Any], key: str, default: float) -> float:
+    """As vLLM's request models turn it: 7 is 7.0."""
     value: float | None = body.get(key)
-    return default if value is None else value
+    return default if value is None else type(default)(value)

@@ -15,6 +15,18 @@ from sidecar.sim.messages_request import chat_of_messages
 from sidecar.sim.model_request import ModelRequest, read_json_object
 from sidecar.sim.prompt import Api, Prompt, read_prompts, tokens_of_prompt
 
+_SHOWN = {
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+}
+"""What a rendered request has of its sampling in any case"""
+_LEFT_OUT = ("n", "max_tokens", "min_tokens", "ignore_eos", "seed")
+"""...and what only where the client gave it"""
+
 _Work = Callable[[dict[str, Any]], Any]
 Reader = Callable[[Api, Mapping[str, Any]], ModelRequest]
 
@@ -56,11 +68,11 @@ class ServiceRoutes:
 
     async def version(self, _request: web.Request) -> web.Response:
         """GET /version."""
-        return web.json_response({"version": self._core.options.version})
+        return _json({"version": self._core.options.version})
 
     async def models(self, _request: web.Request) -> web.Response:
         """GET /v1/models, OpenAI's list."""
-        return web.json_response({"object": "list", "data": self._core.models.cards()})
+        return _json({"object": "list", "data": self._core.models.cards()})
 
     async def tokenize(self, request: web.Request) -> web.Response:
         """POST /tokenize: here a token is a byte, so that /detokenize can turn it back."""
@@ -109,7 +121,7 @@ class ServiceRoutes:
         self._core.keep(request, raw, "single", 0)
         try:
             body = read_json_object(request.headers.get("Content-Type", ""), raw)
-            return web.json_response(work(body))
+            return _json(work(body))
         except ApiError as error:
             shown = error.body() if error.is_validation else error_body(error)
             return web.Response(status=error.status, body=shown, content_type="application/json")
@@ -160,27 +172,47 @@ class ServiceRoutes:
         ]
 
 
+def _json(value: Any) -> web.Response:
+    """Without the charset that aiohttp would name."""
+    return web.Response(body=dump(value), content_type="application/json")
+
+
 def _id_of(request: web.Request, prefix: str, body: Mapping[str, Any]) -> str:
     return prefix + (request.headers.get("X-Request-Id") or str(body.get("request_id") or "render"))
 
 
 def _rendered(asked: ModelRequest, prompt: Prompt, request_id: str) -> dict[str, Any]:
-    sampling = asked.sampling
+    sampling, body = asked.sampling, asked.body
+    given = {key: body[key] for key in _LEFT_OUT if body.get(key) is not None}
     return {
         "request_id": request_id,
         "token_ids": [token.id for token in tokens_of_prompt(prompt)],
+        "token_offsets": None,
+        "features": None,
+        "content_parts": None,
         "sampling_params": {
-            "n": sampling.n,
-            "max_tokens": sampling.max_tokens,
-            "min_tokens": sampling.min_tokens,
+            **{key: _or(body.get(key), default) for key, default in _SHOWN.items()},
             "stop": list(sampling.stop),
-            "ignore_eos": sampling.ignore_eos,
-            "temperature": asked.body.get("temperature"),
-            "seed": asked.body.get("seed"),
+            "stop_token_ids": sorted(sampling.stop_token_ids),
+            "output_kind": 2,
+            "skip_clone": True,
+            "bad_words": body.get("bad_words") or [],
+            "skip_reading_prefix_cache": sampling.prompt_logprobs is not None,
+            **given,
         },
-        "model": asked.body.get("model"),
+        "model": body.get("model"),
+        "reasoning_ended": None,
+        "reasoning_parser_kwargs": None,
+        "return_token_ids": body.get("return_token_ids"),
+        "output_mode": "tokens",
         "stream": asked.stream,
-        "kv_transfer_params": asked.body.get("kv_transfer_params"),
-        "cache_salt": asked.body.get("cache_salt"),
-        "priority": asked.body.get("priority") or 0,
+        "stream_options": body.get("stream_options"),
+        "cache_salt": body.get("cache_salt"),
+        "priority": body.get("priority") or 0,
+        "kv_transfer_params": body.get("kv_transfer_params"),
+        "ec_transfer_params": None,
     }
+
+
+def _or(value: Any, default: float) -> Any:
+    return default if value is None else value

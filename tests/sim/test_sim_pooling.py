@@ -125,6 +125,7 @@ async def test_a_batch_has_a_choice_for_each_conversation(lab) -> None:
         "completion_tokens": 8,
         "total_tokens": 13,
         "prompt_tokens_details": None,
+        "completion_tokens_details": None,
     }
 
 

@@ -33,7 +33,7 @@ async def test_a_response_has_vllms_shape(lab) -> None:
     )
     assert answer["incomplete_details"] == {"reason": "max_output_tokens"}
     assert (answer["max_output_tokens"], answer["user"], answer["tool_choice"]) == (5, "u", "none")
-    assert answer["output"][0]["status"] == "incomplete"
+    assert answer["output"][0]["status"] == "completed"
     assert (answer["usage"]["output_tokens"], answer["kv_transfer_params"]) == (5, None)
     chat = {"messages": [{"role": "user", "content": "hello"}]}
     assert text_of(answer) == expected_text("chat", chat, 5)
@@ -142,7 +142,7 @@ async def test_a_format_and_logprobs(lab) -> None:
         ({"input": 7}, 400, "Bad Request", "body.input"),
         ({"input": []}, 400, "Bad Request", "body.messages"),
         ({"input": "a", "background": True}, 400, "invalid_request_error", "background"),
-        ({"input": "a", "background": True, "store": False}, 400, "Bad Request", "background"),
+        ({"input": "a", "background": True, "store": False}, 400, "BadRequestError", "background"),
         (
             {"input": "a", "previous_response_id": "resp_x"},
             404,
@@ -152,8 +152,8 @@ async def test_a_format_and_logprobs(lab) -> None:
         ({"input": "a", "max_output_tokens": 0}, 400, "BadRequestError", "max_tokens"),
         ({"input": "a", "max_output_tokens": "x"}, 400, "Bad Request", "body.max_output_tokens"),
         ({"input": "a", "temperature": 3}, 400, "BadRequestError", "temperature"),
-        ({"input": "a", "tool_choice": "required"}, 400, "Bad Request", "tool_choice"),
-        ({"input": "a", "prompt": {}}, 400, "Bad Request", "prompt"),
+        ({"input": "a", "tool_choice": "required"}, 400, "BadRequestError", "tool_choice"),
+        ({"input": "a", "prompt": {}}, 400, "BadRequestError", "prompt"),
     ],
 )
 async def test_refusals(lab, body, status, kind, param) -> None:

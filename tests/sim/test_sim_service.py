@@ -138,7 +138,8 @@ async def test_max_model_len_is_shown_and_held(lab) -> None:
     assert (await lab.post(engine, "/tokenize", {"prompt": "a"})).json["max_model_len"] == 20
     over = await lab.post(engine, COMPLETIONS, {"prompt": "a", "max_tokens": 21})
     assert over.error["message"] == (
-        "max_tokens=21 cannot be greater than max_model_len=20. Please request fewer output tokens."
+        "max_tokens=21 cannot be greater than max_model_len=20. Please request fewer output "
+        "tokens. (parameter=max_tokens, value=21)"
     )
     too_long = await lab.post(engine, COMPLETIONS, {"prompt": "a " * 21})
     assert "maximum context length is 20 tokens" in too_long.error["message"]
