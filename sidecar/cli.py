@@ -229,6 +229,7 @@ def bootstrap(
 def check(config: ConfigOption = None) -> None:
     """Check a configuration and the kernel's limits; says every fault at once."""
     from sidecar.app.kernel_limits import kernel_warnings
+    from sidecar.app.pool_warnings import pool_warnings
     from sidecar.app.settings import limits, static_instances
     from sidecar.edge.envoy_process import find_envoy
 
@@ -237,7 +238,7 @@ def check(config: ConfigOption = None) -> None:
         find_envoy(settings.envoy.path)
     static_instances(settings)
     limits(settings)
-    for warning in kernel_warnings(settings):
+    for warning in [*kernel_warnings(settings), *pool_warnings(settings)]:
         print(f"warning: {warning}")
     print("the configuration is fine")
 
