@@ -13,7 +13,7 @@ from tests.requests.answer import Answer
 def merged(answer: Answer) -> Any:
     """All that was said. Of a stream: text, ends, calls, log probabilities of each choice, usage,
     and the events that carry none of these, as they came."""
-    said = answer.said
+    said = _without_runners_up(answer.said)
     if not answer.content_type.startswith("text/event-stream"):
         return said
     whole: dict[str, Any] = {"other": []}
@@ -57,6 +57,27 @@ def _add_logprobs(so_far: list[Any], logprobs: dict[str, Any] | None) -> None:
         return
     columns = [logprobs[name] or [] for name in ("tokens", "token_logprobs", "top_logprobs")]
     so_far += zip(*columns, strict=False)
+
+
+def _without_runners_up(said: Any) -> Any:
+    """But for which tokens were likely beside the one that was taken: of two as likely as each
+    other either may be named."""
+    if isinstance(said, list):
+        return [_without_runners_up(one) for one in said]
+    if not isinstance(said, dict):
+        return said
+    kept = {key: _without_runners_up(value) for key, value in said.items()}
+    likely = said.get("top_logprobs")
+    if isinstance(likely, list):
+        kept["top_logprobs"] = [_likelihoods(one) for one in likely]
+    return kept
+
+
+def _likelihoods(one: Any) -> Any:
+    """Of a chat `{"token", "logprob", ...}`, of a completion `{token: logprob, ...}`."""
+    if not isinstance(one, dict):
+        return one
+    return one["logprob"] if "logprob" in one else sorted(one.values())
 
 
 def _add_delta(whole: dict[str, Any], event: dict[str, Any]) -> None:

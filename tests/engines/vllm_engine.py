@@ -19,8 +19,9 @@ MODEL = "tiny"
 RANKS = 2
 CONTEXT_TOKENS = 1024
 BLOCK_TOKENS = 32
-HOLD_S = 12
-"""So long prefill holds blocks that nobody fetches: MoRI-IO's `defer_timeout`, NIXL's lease"""
+HOLD_S = 25
+"""So long prefill holds blocks that nobody fetches: MoRI-IO's `defer_timeout`, NIXL's lease. In WRITE
+a decode engine that asks later waits for ever, as a busy machine may."""
 START_S = 240.0
 """seen: 25 to 50 s for two at a time on two cores"""
 
@@ -180,7 +181,7 @@ class VllmEngine:
             "handshake_port": str(handshake),
             "notify_port": str(notify),
             "read_mode": str(self._wiring.mode == "READ").lower(),
-            "transfer_timeout": 8,
+            "transfer_timeout": 20,
             "defer_timeout": HOLD_S,
         }
         if self._wiring.registration:
