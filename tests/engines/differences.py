@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tests.engines.fleet import Kind
 from tests.engines.kinds import REAL
+from tests.requests.feature import RESPONSES
 
 
 @dataclass(frozen=True)
@@ -71,4 +72,128 @@ OF_A_PAIR = [
     *_usage(_TALK, "cached_tokens", _PUSHED, _CACHED),
     *_usage(_OVER_A_BLOCK, "cached_tokens", _PUSHED, _CACHED),
     *_usage(_OVER_A_BLOCK, "cache_write_tokens", tuple(REAL), _WRITTEN),
+]
+
+
+@dataclass(frozen=True)
+class Hangs:
+    """Through the router it may wait for ever, so it is not asked."""
+
+    path: str
+    kinds: tuple[Kind, ...]
+    why: str
+
+
+HANGS = [
+    Hangs(
+        RESPONSES,
+        _PUSHED,
+        "before 0.33 the API does not look at `X-data-parallel-rank`: every other time prefill's "
+        "rank is another than decode is told, which waits for the push",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class OfTheSimulator:
+    """The simulator, told to be that version, answers a row otherwise than vLLM, in all its
+    forms."""
+
+    feature: str
+    at: str
+    """the last name in the path, empty: most of the answer"""
+    why: str
+
+
+def _of(features: tuple[str, ...], names: tuple[str, ...], why: str) -> Iterator[OfTheSimulator]:
+    for feature in features:
+        for name in names:
+            yield OfTheSimulator(feature, name, why)
+
+
+_NO_CALL = "a random model does not call a tool by itself, and ends no JSON within 40 tokens"
+_POOLED = tuple(one.feature for one in OTHER_STATUS if one.why == _TEXT_MODEL)
+
+OF_THE_SIMULATOR = [
+    *_of(
+        (
+            "completions: an answer that ends by itself",
+            "completions: an answer that ends at its first token",
+            "completions: min_tokens",
+            "chat-completions: an answer that ends by itself",
+            "chat-completions: min_tokens",
+        ),
+        ("finish_reason",),
+        "`<eos:N>` ends an answer of the simulator; to a tokenizer it is text",
+    ),
+    *_of(
+        (
+            "responses: a response that ends at its first token",
+            "messages: a message that ends at its first token: nothing masks that on the prefill "
+            "leg",
+        ),
+        ("",),
+        "`<eos:1>` ends an answer of the simulator; to a tokenizer it is text",
+    ),
+    *_of(
+        ("completions: stop: one string", "chat-completions: stop"),
+        ("finish_reason", "stop_reason"),
+        "the words of the simulator have an `a`, those of the tiny model have none",
+    ),
+    OfTheSimulator(
+        "messages: a message with system and stop_sequences",
+        "stop_sequence",
+        "the words of the simulator have an `a`, those of the tiny model have none",
+    ),
+    *_of(
+        (
+            "chat-completions: tools: tool_choice auto, and a call",
+            "chat-completions: tools: tool_choice required",
+            "chat-completions: tools: a named one",
+        ),
+        ("finish_reason", "tool_calls"),
+        _NO_CALL,
+    ),
+    OfTheSimulator(
+        "chat-completions: tools: tool_choice auto, and a call",
+        "content",
+        _NO_CALL,
+    ),
+    *_of(
+        (
+            "chat-completions: response_format: an object",
+            "chat-completions: response_format: a schema",
+        ),
+        ("finish_reason",),
+        "a random model ends no JSON within as many tokens",
+    ),
+    OfTheSimulator(
+        "completions: a long prompt, over many KV blocks",
+        "status",
+        "a word is a token of the simulator, and several of the tiny model's",
+    ),
+    *_of(
+        ("completions: a prompt of 4 MB",),
+        ("message", "param"),
+        "vLLM refuses by the number of characters what no tokenizer could shorten enough; the "
+        "simulator counts tokens",
+    ),
+    OfTheSimulator(
+        "chat-completions: an image as a data URL", "status", "the simulator sees images"
+    ),
+    OfTheSimulator(
+        "chat-completions: an image that is none", "message", "the simulator sees images"
+    ),
+    *_of(
+        ("a prefill leg of moriio",),
+        ("remote_handshake_port", "remote_notify_port"),
+        "text where an operator wrote text, as in these engines' configuration; the simulator has "
+        "numbers",
+    ),
+    OfTheSimulator(
+        "a prefill leg of /v1/responses",
+        "output",
+        "the tiny model's first token is a part of a character, so there is no text yet",
+    ),
+    *_of(_POOLED, ("status",), "the simulator pools and writes text; an engine does one of them"),
 ]

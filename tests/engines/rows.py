@@ -3,7 +3,7 @@ possible."""
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,25 +52,35 @@ ROWS = [
 def answers(
     url: str, rows: Sequence[Row], at_once: int = AT_ONCE, salt: str = ""
 ) -> dict[str, Answer]:
-    """What is answered to each, by name, `at_once` side by side. Status 0: nothing in time, or the
-    connection broke."""
-    return asyncio.run(_ask_all(url, rows, at_once, salt))
+    """What is answered to each row, by its name."""
+    requests = {row.name: (row.feature.path, row.body(salt)) for row in rows}
+    return answers_to(url, requests, at_once)
 
 
-async def _ask_all(url: str, rows: Sequence[Row], at_once: int, salt: str) -> dict[str, Answer]:
+def answers_to(
+    url: str, requests: Mapping[str, tuple[str, dict[str, Any] | None]], at_once: int = AT_ONCE
+) -> dict[str, Answer]:
+    """What is answered to each request, its path and body, by its name, `at_once` side by side.
+    Status 0: nothing in time, or the connection broke. Without a body it is a GET."""
+    return asyncio.run(_ask_all(url, requests, at_once))
+
+
+async def _ask_all(
+    url: str, requests: Mapping[str, tuple[str, dict[str, Any] | None]], at_once: int
+) -> dict[str, Answer]:
     gate = asyncio.Semaphore(at_once)
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
 
-        async def one(row: Row) -> tuple[str, Answer]:
-            body = row.body(salt)
-            data = None if body is None else json.dumps(body).encode()
+        async def one(name: str) -> tuple[str, Answer]:
+            path, body = requests[name]
+            method, data = ("GET", None) if body is None else ("POST", json.dumps(body).encode())
             async with gate:
                 try:
-                    answer = await ask(session, row.feature.method, url + row.feature.path, data)
+                    answer = await ask(session, method, url + path, data)
                 except (TimeoutError, aiohttp.ClientError) as error:
                     answer = Answer(0, "", repr(error).encode(), {})
-            return row.name, answer
+            return name, answer
 
-        return dict(await asyncio.gather(*map(one, rows)))
+        return dict(await asyncio.gather(*map(one, requests)))
