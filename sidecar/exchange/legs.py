@@ -15,7 +15,7 @@ from sidecar.routing.slots import Placement, Slot, Target
 from sidecar.wire import kv_transfer, moriio
 from sidecar.wire.ext_proc import DESTINATION, STRIPPED, BodyReply, HeadersReply
 from sidecar.wire.openai import join
-from sidecar.wire.paths import SUFFIX
+from sidecar.wire.paths import SUFFIX, Api
 
 _NOT_FORWARDED = frozenset(
     (
@@ -29,15 +29,17 @@ _NOT_FORWARDED = frozenset(
 _PREFIXES_NOT_FORWARDED = (":", "x-envoy-", "x-pd-")
 
 
-def are_in_series(placement: Placement, limits: Limits) -> bool:
-    """Whether decode is asked after prefill has answered: always where it pulls, and where it is
-    pushed to if the operator says so and both engines can do it."""
+def are_in_series(api: Api, placement: Placement, limits: Limits) -> bool:
+    """Whether decode is asked after prefill has answered: always where it pulls; where it is pushed
+    to if the operator says so, or prefill alone can say on which rank it ran, and both can do it.
+    """
     if placement.mode is TransferMode.READ:
         return True
     assert placement.prefill is not None
     assert placement.decode is not None
-    ends = (placement.prefill.member, placement.decode.member)
-    return limits.writes_in_series and moriio.takes_late_decode(*ends)
+    prefill, decode = placement.prefill.member, placement.decode.member
+    is_wanted = limits.writes_in_series or moriio.may_run_on_another_rank(api, prefill)
+    return is_wanted and moriio.takes_late_decode(prefill, decode)
 
 
 def prefill_leg(
@@ -96,11 +98,11 @@ def decode_leg(
     handed_over: kv_transfer.HandedOver | None,
     metadata: dict[str, str],
 ) -> BodyReply:
-    """The decode leg, for Envoy to send. `handed_over`: what prefill returned (READ), else None."""
+    """The decode leg, for Envoy to send. `handed_over`: of prefill, if waited for."""
     target = placement.decode
     assert target is not None
     if placement.mode is TransferMode.WRITE:
-        body = kv_transfer.decode_body_write(request.fields, pair)
+        body = kv_transfer.decode_body_write(request.fields, pair, handed_over)
     else:
         assert handed_over is not None
         body = kv_transfer.decode_body_read(request.fields, pair, handed_over)

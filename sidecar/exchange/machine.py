@@ -164,7 +164,7 @@ class Exchange:
             decode_rank=event.decode.dp_rank,
             transfer_id=self._prefill.next_transfer_id(),
         )
-        self._is_in_series = legs.are_in_series(event, self._limits)
+        self._is_in_series = legs.are_in_series(request.api, event, self._limits)
         limits, deadline, is_awaited = self._limits, self._prefill.deadline, not self._is_in_series
         start = legs.prefill_leg(
             request, event, self._pair, limits, deadline, now, is_awaited=is_awaited

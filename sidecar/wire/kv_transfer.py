@@ -94,10 +94,13 @@ def prefill_body(fields: Fields, api: Api, pair: Pair, mode: TransferMode) -> by
     return _with_params(leg, msgspec.json.encode(params))
 
 
-def decode_body_write(fields: Fields, pair: Pair) -> bytes:
-    """The client's body unchanged, with the parameters of a WRITE decode leg."""
-    prefill = pair.prefill.instance
-    params = moriio.decode_params_write(prefill, pair.prefill_rank, pair.transfer_id)
+def decode_body_write(fields: Fields, pair: Pair, given: HandedOver | None = None) -> bytes:
+    """The client's body unchanged, with the parameters of a WRITE decode leg; `given`: what prefill
+    handed over, if it has answered."""
+    prefill, rank = pair.prefill.instance, pair.prefill_rank
+    if given is not None:
+        rank = moriio.ran_on(given.fields, rank)
+    params = moriio.decode_params_write(prefill, rank, pair.transfer_id)
     return _with_params(fields, msgspec.json.encode(params))
 
 

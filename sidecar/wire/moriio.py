@@ -21,6 +21,26 @@ LATE_DECODE_FROM = Version(0, 32)
 `defer_timeout` (seen working there)."""
 
 
+RANK_OF_RESPONSES_FROM = Version(0, 33)
+"""Before it `/v1/responses` does not look at `x-data-parallel-rank`, and the engine takes any rank
+(seen on 0.32)."""
+
+
+def may_run_on_another_rank(api: Api, prefill: Member) -> bool:
+    """Whether a prefill leg may run on another rank than it was sent to; its answer says which."""
+    if api is not Api.RESPONSES or prefill.instance.dp_size == 1:
+        return False
+    return prefill.version is None or prefill.version < RANK_OF_RESPONSES_FROM
+
+
+def ran_on(handed_over: Fields, rank: int) -> int:
+    """The rank that prefill says it ran on; `rank`, where it was sent, if it does not say."""
+    try:
+        return msgspec.json.decode(handed_over["remote_dp_rank"], type=int)
+    except (KeyError, msgspec.MsgspecError):
+        return rank
+
+
 def takes_late_decode(prefill: Member, decode: Member) -> bool:
     """Whether in WRITE decode may be asked after prefill has answered."""
     versions = (prefill.version, decode.version)

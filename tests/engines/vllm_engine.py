@@ -20,8 +20,8 @@ RANKS = 2
 CONTEXT_TOKENS = 1024
 BLOCK_TOKENS = 32
 HOLD_S = 25
-"""So long prefill holds blocks that nobody fetches: MoRI-IO's `defer_timeout`, NIXL's lease. In WRITE
-a decode engine that asks later waits for ever, as a busy machine may."""
+"""So long prefill holds blocks that nobody fetches: MoRI-IO's `defer_timeout`, NIXL's lease. In
+WRITE a decode engine that asks later waits for ever, as a busy machine may."""
 START_S = 240.0
 """seen: 25 to 50 s for two at a time on two cores"""
 

@@ -4,18 +4,21 @@ import json
 
 import pytest
 
-from sidecar.exchange.events import ClientLeft
+from sidecar.exchange.events import ClientLeft, PrefillAnswered
 from sidecar.exchange.machine import Phase
 from sidecar.exchange.reasons import Reason
 from sidecar.exchange.records import PrefillEnded, Replied
 from sidecar.exchange.situation import Limits
 from sidecar.routing.instance import Version
 from sidecar.routing.slots import NoPlacement, Placement
+from sidecar.wire.ext_proc import RequestBody
 from tests.exchange.exchange_driver import (
     BODY,
     ID,
+    KV,
     PREFILL_OK,
     PREFILL_WITHOUT_KV,
+    RESPONSES,
     WRITE,
     Driver,
     decode,
@@ -46,6 +49,35 @@ def test_decode_is_asked_after_prefill_has_answered() -> None:
     assert params["transfer_id"] == leg["transfer_id"]
     assert driver.replied == Replied(exchange=ID, is_handed_over=True)
     assert driver.has_ended
+
+
+def test_decode_is_told_the_rank_that_prefill_ran_on() -> None:
+    """Which is not always the one that it was sent to."""
+    other = KV.replace(b'"remote_dp_rank":1', b'"remote_dp_rank":0')
+    driver = late().feed(PrefillAnswered(status=200, body=other, seconds=0.5))
+    assert driver.legs[0].headers["x-data-parallel-rank"] == "1"
+    assert json.loads(driver.body_reply.body)["kv_transfer_params"]["remote_dp_rank"] == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "dp_size", "version", "is_late"),
+    [
+        (RESPONSES, 2, Version(0, 32), True),
+        (RESPONSES, 1, Version(0, 32), False),
+        (RESPONSES, 2, Version(0, 33), False),
+        ("/v1/completions", 2, Version(0, 32), False),
+    ],
+)
+def test_responses_go_in_series_where_prefill_takes_any_rank(
+    path: str, dp_size: int, version: Version, is_late: bool
+) -> None:
+    """Before 0.33 that API does not look at the rank's header: asked at once, decode would wait for
+    a push of the wrong one."""
+    p = prefill(mode=WRITE, rank=0, dp_size=dp_size, version=version)
+    driver = Driver(Placement(p, decode(mode=WRITE), WRITE))
+    body = BODY if path != RESPONSES else RequestBody(b'{"model":"m","input":"hi","store":false}')
+    driver.feed(headers(path), body)
+    assert driver.exchange.phase is (Phase.PREFILL if is_late else Phase.DECODE)
 
 
 def test_nothing_is_awaited_while_prefill_runs() -> None:

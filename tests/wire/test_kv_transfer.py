@@ -128,8 +128,8 @@ def test_decode_in_write() -> None:
 
 
 def test_decode_in_read_forwards_what_prefill_returned() -> None:
-    """Verbatim, unknown keys and huge block ids too. Of its ranks it knows more than was registered;
-    only its TP size it says under another name."""
+    """Verbatim, unknown keys and huge block ids too. Of its ranks it knows more than was
+    registered; only its TP size it says under another name."""
     answer = (
         b'{"kv_transfer_params" : {"do_remote_prefill": true, "do_remote_decode":false,'
         b'"remote_block_ids":[[1, 2],[3]], "remote_engine_id":"10.9.9.9:6301","remote_dp_rank":5,'
