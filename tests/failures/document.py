@@ -4,7 +4,8 @@ from pathlib import Path
 
 from tests.failures.edge_rows import EDGE_ROWS
 from tests.failures.elsewhere import ELSEWHERE
-from tests.failures.row import READ, STREAMED, WHOLE, WRITE, Expected, Row
+from tests.failures.pool import NIXL, READ, WRITE
+from tests.failures.row import STREAMED, WHOLE, Expected, Row
 from tests.failures.rows import ROWS
 
 PATH = Path(__file__).resolve().parents[2] / "docs" / "failures.md"
@@ -21,10 +22,14 @@ header `x-pd-error` and, in `pd_sidecar_refusals_total`, the label `reason`;
 [operations.md](operations.md#reading-an-answer) says what each means. An engine's own error passes
 byte for byte. A 503 of ours says `retry-after`.
 
+READ and WRITE are the transfer modes of MoRI-IO. NIXL goes as READ does, and was shown in every row
+of the first table; where it ends in another way is in [tables of its own](#with-nixl).
+
 *Orphaned* is counted in `pd_sidecar_orphaned_transfers_total`. *A notice* is a message to the
 engine's notify port that frees the blocks: it is sent only with `engine.release_kv`, to vLLM 0.33
 and later, and counted in `pd_sidecar_released_transfers_total`. Where prefill may still push, it is
-sent `engine.transfer_timeout_s` later.
+sent `engine.transfer_timeout_s` later. Notices and `defer_timeout` are MoRI-IO's alone: what NIXL's
+prefill holds is under a lease (30 s, `kv_lease_duration`), which decode renews while it waits.
 
 ## Requests that meet a failure
 
@@ -40,6 +45,19 @@ MIDDLE = """
 | event | READ | WRITE | shown in |
 |---|---|---|---|
 """
+NIXL_HEAD = """
+## With NIXL
+
+As in READ, but for these. Decode tells prefill when its handler ends a leg that has read nothing yet;
+of a body that vLLM's request models refuse it tells nobody, and the lease ends.
+
+| event | NIXL |
+|---|---|
+"""
+NIXL_MIDDLE = """
+| event | NIXL | shown in |
+|---|---|---|
+"""
 TAIL = """
 ## What Envoy refuses by itself
 
@@ -53,8 +71,16 @@ def document() -> str:
     more = "".join(
         f"| {e.event} | {e.read} | {e.write} | `{e.test.rpartition('/')[2]}` |\n" for e in ELSEWHERE
     )
+    nixl = "".join(
+        f"| {_event(row)} | {_cell(row.of(NIXL))} |\n" for row in ROWS if NIXL in row.expected
+    )
+    nixl += NIXL_MIDDLE + "".join(
+        f"| {e.event} | {e.nixl} | `{e.nixl_test.rpartition('/')[2]}` |\n"
+        for e in ELSEWHERE
+        if e.nixl
+    )
     edge = "".join(f"| {row.event} | {row.status} | `{row.reason}` |\n" for row in EDGE_ROWS)
-    return HEAD + rows + MIDDLE + more + TAIL + edge
+    return HEAD + rows + MIDDLE + more + NIXL_HEAD + nixl + TAIL + edge
 
 
 def _line(row: Row) -> str:

@@ -10,9 +10,12 @@ class Elsewhere:
     write: str
     test: str
     """`path::name`, without parameters"""
+    nixl: str = ""
+    """empty: as in READ"""
+    nixl_test: str = ""
 
 
-E2E = "tests/e2e"
+E2E, NIXL = "tests/e2e", "tests/failures/test_nixl.py"
 LEAVE, CRASH, STOP = f"{E2E}/test_clients_leave.py", f"{E2E}/test_crashes.py", f"{E2E}/test_stop.py"
 
 ELSEWHERE = [
@@ -33,12 +36,16 @@ ELSEWHERE = [
         "the KV is released by a notice, or counted as orphaned",
         "same",
         f"{LEAVE}::test_leaving_as_prefill_ends_leaves_no_block",
+        nixl="orphaned: prefill frees its blocks when their lease is over; `cancelled`",
+        nixl_test=f"{NIXL}::test_leaving_between_the_legs_costs_a_lease",
     ),
     Elsewhere(
         "the client leaves while decode waits, or streams",
         "decode is closed; `cancelled`",
         "same",
         f"{LEAVE}::test_leaving_while_decode_works_closes_it",
+        nixl="decode is closed, and tells prefill if it has not read the KV yet; `cancelled`",
+        nixl_test=f"{NIXL}::test_leaving_while_decode_waits_frees_prefills_blocks",
     ),
     Elsewhere(
         "an answer's headers are held for prefill longer than `decode.idle_timeout_s`",
@@ -57,6 +64,8 @@ ELSEWHERE = [
         "decode's own error: it finds no blocks to fetch",
         "had it not pushed, decode is told, and ends with an error of its own",
         "tests/failures/test_more.py::test_a_prefill_engine_that_dies_before_it_pushed",
+        nixl="decode's own error, at the end of a stream whose headers were sent: it cannot load KV",
+        nixl_test=f"{NIXL}::test_a_prefill_engine_that_dies_after_it_answered",
     ),
     Elsewhere(
         "a worker dies",

@@ -6,7 +6,7 @@ from typing import Any
 from tests.e2e.stack import Engine, Stack, http, until
 
 DEFER_S = 3.0
-"""the engines' `defer_timeout`: prefill frees what nobody fetches after this"""
+"""MoRI-IO's `defer_timeout`, and NIXL's lease: prefill frees what nobody fetches after this"""
 PUSH_LIMIT_S = 1.5
 """`engine.transfer_timeout_s`: decode is told no earlier that nothing will be pushed"""
 SLACK_S = 1.0
@@ -24,27 +24,41 @@ LIMITS: dict[str, Any] = {
     "probe": {"interval_s": 0.2},
 }
 ENGINE = {"defer_timeout_s": DEFER_S, "ping_interval_s": 1}
+READ, WRITE, NIXL = "READ", "WRITE", "NIXL"
+"""how KV goes: MoRI-IO's two transfer modes, and NIXL's pull"""
 
 
 class Pool:
-    """In one transfer mode. `is_unwatched`: no probe comes between an event and the request."""
+    """Where KV goes in one way.
+
+    `is_unwatched`: no probe comes between an event and the request. `has_other_connector`: its
+    prefill engines have not the connector that the router was told of.
+    """
 
     def __init__(
         self,
         mode: str,
         *,
         is_unwatched: bool = False,
+        has_other_connector: bool = False,
         version: str = "0.33.0",
         **overrides: dict[str, Any],
     ) -> None:
         self.mode = mode
-        engines = _static_engines(mode) if is_unwatched else None
         config = {**LIMITS}
         for section, values in overrides.items():
             config[section] = LIMITS.get(section, {}) | values
-        if engines is not None:
-            config["probe"] = {"interval_s": 600}
+        engines = None
+        # Those of NIXL register nowhere.
+        if is_unwatched or has_other_connector or mode == NIXL:
+            engines = _static_engines(mode, version, has_other_connector)
             config["instances"] = [_static(engine, mode) for engine in engines]
+        if is_unwatched:
+            config["probe"] = {"interval_s": 600}
+        if mode == NIXL:
+            config["connector"] = "nixl"
+            # Its blocks are freed by a lease: the key would be a fault.
+            config["engine"] = {**config["engine"], "release_kv": False}
         self.stack = Stack(config, workers=1)
         self.stack.engines += engines or []
         try:
@@ -138,17 +152,29 @@ def is_listening(engine: Engine) -> bool:
     return http("GET", f"{engine.url}/sim/state")[0] == 200
 
 
-def _static_engines(mode: str) -> list[Engine]:
-    return [Engine(role, "", mode=mode, **ENGINE) for role in ("prefill",) * 2 + ("decode",) * 2]
+def _static_engines(mode: str, version: str, has_other_connector: bool) -> list[Engine]:
+    other = READ if mode == NIXL else NIXL
+    prefill = _options(other if has_other_connector else mode)
+    options = {"prefill": prefill, "decode": _options(mode)}
+    return [
+        Engine(role, "", version=version, **options[role])
+        for role in ("prefill",) * 2 + ("decode",) * 2
+    ]
+
+
+def _options(mode: str) -> dict[str, Any]:
+    if mode == NIXL:
+        return {"connector": "nixl", "kv_lease_s": DEFER_S}
+    return {"mode": mode, **ENGINE}
 
 
 def _static(engine: Engine, mode: str) -> dict[str, Any]:
+    told = {"role": engine.role, "url": engine.url}
+    if mode == NIXL:
+        return told
     host = engine.address.partition(":")[0]
-    ports = engine.ready
-    zmq = f"host:{host},handshake:{ports['handshake_port']},notify:{ports['notify_port']}"
-    return {
-        "role": engine.role,
-        "url": engine.url,
-        "transfer_mode": mode,
-        "zmq_address": zmq,
-    }
+    handshake = engine.ready["handshake_port"]
+    # One of NIXL has no notify port, and nobody asks it anything there.
+    notify = engine.ready["notify_port"] or handshake
+    zmq = f"host:{host},handshake:{handshake},notify:{notify}"
+    return {**told, "transfer_mode": mode, "zmq_address": zmq}

@@ -4,18 +4,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.failures.pool import Pool
+from tests.failures.pool import NIXL, READ, WRITE, Pool
 
 Counts = Mapping[str, Mapping[str, str]]
 """family (without `pd_sidecar_`) -> labels of the series that moves"""
 
-READ, WRITE = "READ", "WRITE"
 STREAMED, WHOLE = "streamed", "whole"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """What one request that meets the event comes to, in one transfer mode."""
+    """What one request that meets the event comes to, where KV goes in one way."""
 
     status: int | None
     """None: the answer's headers went out before, and the stream is cut"""
@@ -44,15 +43,22 @@ class Row:
     arrange: Callable[[Pool], None]
     """brings the event about for the next requests"""
     expected: Mapping[str, Expected]
-    """by transfer mode"""
+    """by how KV goes"""
     answers: tuple[str, ...] = (STREAMED, WHOLE)
     requests: int = 1
     """so many are sent, one after the other: one of them meets the event, and all are good"""
     has_own_pool: bool = False
     """it leaves its pool unfit for other rows, or needs one that no probe looks at"""
+    has_other_connector: bool = False
+    """its pool's prefill engines have it; such a row has its own pool"""
     body: bytes | None = None
     """sent in place of a good one"""
     headers: Mapping[str, str] = field(default_factory=dict)
+
+    def of(self, mode: str) -> Expected | None:
+        """NIXL goes as READ does, where a row does not say otherwise."""
+        found = self.expected.get(mode)
+        return self.expected.get(READ) if found is None and mode == NIXL else found
 
 
 def both(**what: Any) -> dict[str, Expected]:

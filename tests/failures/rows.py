@@ -6,8 +6,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from tests.failures.pool import DEFER_S, LIMITS, PUSH_LIMIT_S, Pool
-from tests.failures.row import READ, STREAMED, WHOLE, WRITE, Counts, Expected, Row, both
+from tests.failures.pool import DEFER_S, LIMITS, NIXL, PUSH_LIMIT_S, READ, WRITE, Pool
+from tests.failures.row import STREAMED, WHOLE, Counts, Expected, Row, both
 
 ENGINES_400 = {"error": {"message": "max_tokens is too large", "code": 400, "mine": [1.50]}}
 ENGINES_500 = {"error": {"message": "the engine is tired", "code": 500}}
@@ -16,6 +16,12 @@ NOBODY_FETCHES = {
     "blocks": "prefill frees its blocks after its `defer_timeout`",
     "freed_within_s": DEFER_S,
 }
+LEASE_ENDS = {
+    "blocks": "prefill frees its blocks when their lease is over",
+    "freed_within_s": DEFER_S,
+}
+LEASE_ENDS_ORPHANED = LEASE_ENDS | {"blocks": f"orphaned: {LEASE_ENDS['blocks']}"}
+PREFILL_TOLD = {"blocks": "decode tells prefill, which frees its blocks", "freed_within_s": 0.3}
 TOLD_AT_ONCE = {
     "blocks": "decode's blocks are freed at once by a notice, or orphaned",
     "freed_within_s": 0.3,
@@ -34,6 +40,7 @@ CLOSED = {
 }
 
 FREED: Counts = {"released_transfers_total": {}}
+ORPHANED: Counts = {"orphaned_transfers_total": {}}
 
 
 def all_prefill(kind: str, **what: Any) -> Callable[[Pool], None]:
@@ -69,6 +76,12 @@ def refuse(role: str, count: int) -> Callable[[Pool], None]:
 
 def failed(status: int, reason: str, **what: Any) -> Expected:
     return Expected(status=status, reason=reason, outcome="prefill_failed", **what)
+
+
+def ends_at_decode(nixl: dict[str, Any], **what: Any) -> dict[str, Expected]:
+    """Prefill has answered, and nobody fetches; `nixl`: what becomes of NIXL's blocks."""
+    what = {"outcome": "decode_failed"} | what
+    return {**both(**what, **NOBODY_FETCHES), NIXL: Expected(**what, **nixl)}
 
 
 def retried(reason: str) -> Expected:
@@ -191,6 +204,7 @@ PREFILL_ROWS = [
         arrange=all_prefill("reset", when="after"),
         expected={
             READ: failed(502, "prefill_reset", **NOBODY_FETCHES),
+            NIXL: failed(502, "prefill_reset", **LEASE_ENDS),
             # Decode is told all the same: that the push came nobody says.
             WRITE: failed(502, "prefill_reset", counts=FREED, **PUSHED),
         },
@@ -243,10 +257,11 @@ PREFILL_ROWS = [
     ),
     Row(
         name="prefill_ends_by_eos",
-        event="prefill answers 200 and hands over no KV (it ended by its first token)",
+        event="prefill ends by its first token, with which MoRI-IO hands over no KV",
         arrange=all_prefill("eos"),
         expected={
             READ: Expected(status=200, counts={"recomputed_requests_total": {}}),
+            NIXL: Expected(status=200, blocks="by both: KV is handed over all the same"),
             WRITE: failed(502, "prefill_without_kv", **PUSHED),
         },
     ),
@@ -257,6 +272,33 @@ PREFILL_ROWS = [
         expected={
             READ: Expected(status=200, counts={"recomputed_requests_total": {}}),
             WRITE: failed(502, "prefill_without_kv", **PUSHED),
+        },
+    ),
+]
+CONNECTOR_ROWS = [
+    Row(
+        name="wrong_connector",
+        event="prefill's answer is of the other connector",
+        arrange=lambda _: None,
+        has_own_pool=True,
+        has_other_connector=True,
+        expected={
+            READ: failed(502, "wrong_connector", counts=ORPHANED, **LEASE_ENDS_ORPHANED),
+            WRITE: failed(
+                502,
+                "wrong_connector",
+                told_after_s=0.0,
+                counts=FREED,
+                blocks=f"{TOLD_AT_ONCE['blocks']}; prefill's when their lease is over",
+                freed_within_s=DEFER_S,
+            ),
+            NIXL: failed(
+                502,
+                "wrong_connector",
+                counts=ORPHANED,
+                blocks=f"orphaned: {NOBODY_FETCHES['blocks']}",
+                freed_within_s=DEFER_S,
+            ),
         },
     ),
 ]
@@ -282,37 +324,40 @@ DECODE_ROWS = [
                 **RELEASED,
             ),
             WRITE: Expected(status=503, reason="decode_refused", outcome="decode_failed", **CLOSED),
+            NIXL: Expected(
+                status=503,
+                reason="decode_refused",
+                outcome="decode_failed",
+                counts=ORPHANED,
+                **LEASE_ENDS_ORPHANED,
+            ),
         },
     ),
     Row(
         name="decode_4xx",
         event="decode answers 4xx",
         arrange=all_decode("status", status=400, body=ENGINES_400),
-        expected=both(status=400, outcome="client_error", body=ENGINES_400, **NOBODY_FETCHES),
+        expected=ends_at_decode(PREFILL_TOLD, status=400, outcome="client_error", body=ENGINES_400),
     ),
     Row(
         name="decode_5xx",
         event="decode answers 5xx",
         arrange=all_decode("status", status=500, body=ENGINES_500),
-        expected=both(status=500, outcome="decode_failed", body=ENGINES_500, **NOBODY_FETCHES),
+        expected=ends_at_decode(PREFILL_TOLD, status=500, body=ENGINES_500),
     ),
     Row(
         name="decode_resets",
         event="decode breaks the connection before its headers",
         arrange=all_decode("reset"),
-        expected=both(status=503, reason="decode_reset", outcome="decode_failed", **NOBODY_FETCHES),
+        expected=ends_at_decode(LEASE_ENDS, status=503, reason="decode_reset"),
     ),
     Row(
         name="decode_hangs_streamed",
         event="decode sends no headers for `decode.headers_timeout_s` (streamed)",
         arrange=all_decode("hang"),
         answers=(STREAMED,),
-        expected=both(
-            status=504,
-            reason="decode_timeout",
-            outcome="decode_failed",
-            within_s=HEADERS_S + 1,
-            **NOBODY_FETCHES,
+        expected=ends_at_decode(
+            PREFILL_TOLD, status=504, reason="decode_timeout", within_s=HEADERS_S + 1
         ),
     ),
     Row(
@@ -320,12 +365,8 @@ DECODE_ROWS = [
         event="decode has not answered for `decode.whole_timeout_s` (not streamed)",
         arrange=all_decode("hang"),
         answers=(WHOLE,),
-        expected=both(
-            status=504,
-            reason="decode_timeout",
-            outcome="decode_failed",
-            within_s=WHOLE_S + 1,
-            **NOBODY_FETCHES,
+        expected=ends_at_decode(
+            PREFILL_TOLD, status=504, reason="decode_timeout", within_s=WHOLE_S + 1
         ),
     ),
     Row(
@@ -347,4 +388,4 @@ DECODE_ROWS = [
         ),
     ),
 ]
-ROWS = [*POOL_ROWS, *BODY_ROWS, *PREFILL_ROWS, *DECODE_ROWS]
+ROWS = [*POOL_ROWS, *BODY_ROWS, *PREFILL_ROWS, *CONNECTOR_ROWS, *DECODE_ROWS]

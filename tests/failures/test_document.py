@@ -19,5 +19,7 @@ def test_the_page_is_made_of_the_rows() -> None:
 @pytest.mark.parametrize("row", ELSEWHERE, ids=lambda row: row.event)
 def test_a_test_that_is_named_is_there(row: Elsewhere) -> None:
     """So that no row is shown by nothing."""
-    path, _, name = row.test.partition("::")
-    assert re.search(rf"^def {name}\(", (ROOT / path).read_text(), re.M)
+    assert bool(row.nixl) == bool(row.nixl_test)
+    for test in filter(None, (row.test, row.nixl_test)):
+        path, _, name = test.partition("::")
+        assert re.search(rf"^def {name}\(", (ROOT / path).read_text(), re.M)

@@ -10,7 +10,7 @@ import pytest
 from sidecar.sim.model import expected_text
 from tests.e2e.stack import until
 from tests.failures.asking import Client, Ended
-from tests.failures.pool import SETTLE_S, SLACK_S, Pool
+from tests.failures.pool import NIXL, READ, SETTLE_S, SLACK_S, WRITE, Pool
 from tests.failures.row import STREAMED, Expected, Row
 from tests.failures.rows import ROWS
 
@@ -19,6 +19,7 @@ pytestmark = pytest.mark.e2e
 EARLIER_S = 0.5
 """prefill may have failed so long before its client hears of it"""
 PROMPT, TOKENS = "Nothing hangs, nothing leaks", 6
+RECOMPUTED = "recomputed_requests_total"
 SHARED = [row for row in ROWS if not row.has_own_pool]
 OWN = [row for row in ROWS if row.has_own_pool]
 
@@ -26,16 +27,16 @@ OWN = [row for row in ROWS if row.has_own_pool]
 def cases(rows: list[Row]) -> list[object]:
     return [
         pytest.param(row, mode, answer, id=f"{mode}-{row.name}-{answer}")
-        for mode in ("READ", "WRITE")
+        for mode in (READ, WRITE, NIXL)
         for row in rows
-        if mode in row.expected
+        if row.of(mode) is not None
         for answer in row.answers
     ]
 
 
 @pytest.fixture(scope="module")
 def pools() -> Iterator[Callable[[str], Pool]]:
-    """The pool of each transfer mode, which the rows of a module share."""
+    """The pool of each way of KV, which the rows of a module share."""
     made: dict[str, Pool] = {}
 
     def pool_of(mode: str) -> Pool:
@@ -67,7 +68,7 @@ def test_a_row_is_as_the_table_says(
 @pytest.mark.parametrize(("row", "mode", "answer"), cases(OWN))
 def test_a_row_with_a_pool_of_its_own(row: Row, mode: str, answer: str) -> None:
     """The same, where nobody probes the engines between the event and the request."""
-    pool = Pool(mode, is_unwatched=True)
+    pool = Pool(mode, is_unwatched=True, has_other_connector=row.has_other_connector)
     try:
         meets(pool, row, answer)
     except BaseException:
@@ -78,7 +79,8 @@ def test_a_row_with_a_pool_of_its_own(row: Row, mode: str, answer: str) -> None:
 
 
 def meets(pool: Pool, row: Row, answer: str) -> None:
-    expected = row.expected[pool.mode]
+    expected = row.of(pool.mode)
+    assert expected is not None
     row.arrange(pool)
     watched = watched_counts(expected)
     before = [pool.count(family, labels) for family, labels, _ in watched]
@@ -121,6 +123,8 @@ def watched_counts(expected: Expected) -> list[tuple[str, dict[str, str], int]]:
         watched.append(("refusals_total", {"reason": expected.reason}, 1))
     if expected.status is not None and expected.status >= 400:
         watched.append(("requests_total", {"outcome": "ok"}, 0))
+    if expected.status == 200 and RECOMPUTED not in expected.counts:
+        watched.append((RECOMPUTED, {}, 0))
     watched += [(family, dict(labels), 1) for family, labels in expected.counts.items()]
     return watched
 
