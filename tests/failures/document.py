@@ -48,8 +48,8 @@ MIDDLE = """
 NIXL_HEAD = """
 ## With NIXL
 
-As in READ, but for these. Decode tells prefill when its handler ends a leg that has read nothing yet;
-of a body that vLLM's request models refuse it tells nobody, and the lease ends.
+As in READ, but for these. Decode tells prefill when its handler ends a leg that has read nothing
+yet; of a body that vLLM's request models refuse it tells nobody, and the lease ends.
 
 | event | NIXL |
 |---|---|

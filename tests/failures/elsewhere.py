@@ -64,7 +64,7 @@ ELSEWHERE = [
         "decode's own error: it finds no blocks to fetch",
         "had it not pushed, decode is told, and ends with an error of its own",
         "tests/failures/test_more.py::test_a_prefill_engine_that_dies_before_it_pushed",
-        nixl="decode's own error, at the end of a stream whose headers were sent: it cannot load KV",
+        nixl="decode's own error, within a stream whose headers were sent: it cannot load KV",
         nixl_test=f"{NIXL}::test_a_prefill_engine_that_dies_after_it_answered",
     ),
     Elsewhere(
