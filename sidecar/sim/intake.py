@@ -91,7 +91,11 @@ class Intake:
         return Admitted(body, asked, rank, fault, early)
 
     def _pinned_rank(self, request: web.Request) -> int | None:
-        """X-data-parallel-rank: out of range is 400, not an integer is ignored (protocol.md c)."""
+        """X-data-parallel-rank: out of range is 400, not an integer is ignored (protocol.md c).
+
+        Before 0.33 `/v1/responses` does not look at it (seen on 0.32)."""
+        if request.path == "/v1/responses" and self._core.options.release < (0, 33):
+            return None
         try:
             rank = int(request.headers["X-data-parallel-rank"])
         except (KeyError, ValueError):

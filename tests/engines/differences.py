@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from tests.engines.fleet import Kind
 from tests.engines.kinds import REAL
-from tests.requests.feature import RESPONSES
 
 
 @dataclass(frozen=True)
@@ -72,25 +71,6 @@ OF_A_PAIR = [
     *_usage(_TALK, "cached_tokens", _PUSHED, _CACHED),
     *_usage(_OVER_A_BLOCK, "cached_tokens", _PUSHED, _CACHED),
     *_usage(_OVER_A_BLOCK, "cache_write_tokens", tuple(REAL), _WRITTEN),
-]
-
-
-@dataclass(frozen=True)
-class Hangs:
-    """Through the router it may wait for ever, so it is not asked."""
-
-    path: str
-    kinds: tuple[Kind, ...]
-    why: str
-
-
-HANGS = [
-    Hangs(
-        RESPONSES,
-        _PUSHED,
-        "before 0.33 the API does not look at `X-data-parallel-rank`: every other time prefill's "
-        "rank is another than decode is told, which waits for the push",
-    ),
 ]
 
 

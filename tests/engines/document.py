@@ -4,7 +4,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.engines.differences import HANGS, OF_A_PAIR, OF_THE_SIMULATOR, OTHER_STATUS
+from tests.engines.differences import OF_A_PAIR, OF_THE_SIMULATOR, OTHER_STATUS
 from tests.engines.fleet import Kind
 
 PATH = Path(__file__).resolve().parents[2] / "docs" / "engines.md"
@@ -40,13 +40,6 @@ The engines of these tests answer some rows with another status than \
 |---|---|---|---|
 """
 
-NOT_ASKED = """
-Not asked through the router:
-
-| request | wiring | because |
-|---|---|---|
-"""
-
 
 def document() -> str:
     """The part, with its marks."""
@@ -60,8 +53,6 @@ def document() -> str:
             ((one.feature,), (str(one.status),), ("vLLM" if one.is_real else "both",), (one.why,))
             for one in OTHER_STATUS
         ),
-        *([NOT_ASKED] if HANGS else []),
-        *_table(((one.path,), _names(one.kinds), (one.why,)) for one in HANGS),
     ]
     return f"{BEGIN}\n{''.join(parts)}{END}\n"
 
