@@ -28,6 +28,7 @@ from sidecar.exchange.events import PrefillAnswered, PrefillFailed
 from sidecar.exchange.machine import Exchange
 from sidecar.exchange.records import Hello, Record
 from sidecar.exchange.situation import survey
+from sidecar.routing.instance import TransferMode
 from sidecar.routing.policies import another_decode, pick, spare_decode
 from sidecar.routing.pool import Pool
 from sidecar.routing.slots import Demand, NoPlacement, Placement
@@ -124,6 +125,8 @@ class Worker:
         assert placement.decode is not None
         confirmed: Placement | NoPlacement = placement
         if not self._pool.is_placeable(placement.decode):
+            if placement.mode is TransferMode.WRITE:  # no other one was told to prefill
+                return NoPlacement("no_decode_instance")
             with self._cursors.held():
                 confirmed = another_decode(self._pool, placement, demand, self._cursors)
         if isinstance(confirmed, NoPlacement):

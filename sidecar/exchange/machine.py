@@ -254,15 +254,13 @@ class Exchange:
         self.phase = Phase.DONE
         return self._prefill.end(event)
 
-    def _on_confirmed(self, event: Placement, now: float) -> list[Effect]:
+    def _on_confirmed(self, event: Placement, _now: float) -> list[Effect]:
         assert self._request is not None
         assert self._pair is not None
         assert self._placement is not None
         assert event.decode is not None
         effects: list[Effect] = []
         if event.decode != self._placement.decode:
-            if event.mode is TransferMode.WRITE:
-                return self._push_elsewhere(now)
             self._placement = event
             self._pair = msgspec.structs.replace(
                 self._pair, decode=event.decode.member, decode_rank=event.decode.dp_rank
@@ -280,13 +278,14 @@ class Exchange:
         )
         return self._finish([*effects, Send(reply)], is_handed_over=True)
 
-    def _push_elsewhere(self, now: float) -> list[Effect]:
-        """Prefill was told whom it pushes to, and that one went while it ran."""
-        reason = Reason.NO_DECODE_INSTANCE
-        if self._prefill.may_retry(reason, self._limits, now):
+    def _on_decode_gone(self, event: NoPlacement, now: float) -> list[Effect]:
+        """In WRITE prefill was told whom it pushes to: both are placed anew."""
+        assert self._placement is not None
+        is_write = self._placement.mode is TransferMode.WRITE
+        if is_write and self._prefill.may_retry(Reason(event.reason), self._limits, now):
             self.phase = Phase.PLACING
             return [Place(self._demand())]
-        return self._refuse(reason, "The one that prefill was to push to is gone.")
+        return self._on_no_placement(event, now)
 
     def _write_prefill_done(self, effects: list[Effect], *, is_good: bool) -> list[Effect]:
         if not is_good:
@@ -393,7 +392,7 @@ _TABLE: dict[tuple[Phase, type], _Step] = {
     (Phase.PREFILL, PrefillAnswered): Exchange._on_prefill_ended,
     (Phase.PREFILL, PrefillFailed): Exchange._on_prefill_ended,
     (Phase.CONFIRM, Placement): Exchange._on_confirmed,
-    (Phase.CONFIRM, NoPlacement): Exchange._on_no_placement,
+    (Phase.CONFIRM, NoPlacement): Exchange._on_decode_gone,
     (Phase.DECODE, PrefillAnswered): Exchange._on_prefill_ended,
     (Phase.DECODE, PrefillFailed): Exchange._on_prefill_ended,
     (Phase.DECODE, ResponseHeaders): Exchange._on_response,

@@ -8,7 +8,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,11 @@ VERSION = "0.32.0"
 """of the lock file's vLLM"""
 SIM_HOLD_S = 6
 """as HOLD_S, of simulated engines"""
-REST_S = 4.0
-"""Below both: what an engine gives up by itself is not at rest in time."""
+REST_S = {True: 15.0, False: 4.0}
+"""Of real ones and simulated ones. Below the hold: what an engine gives up by itself is not at rest
+in time."""
+PROBE = {"timeout_s": 10}
+"""Real ones share two cores with the requests that are compared."""
 GIVEN_UP_S = HOLD_S + 10.0
 
 
@@ -75,17 +78,19 @@ class Fleet:
     def _start(self) -> None:
         """MoRI-IO's engines must know the router, and the router must know NIXL's."""
         if self.kind.connector == "moriio":
-            self._stack = Stack({"placement": {"write_legs": "in_series"}}, workers=2)
+            config = {"placement": {"write_legs": "in_series"}, "probe": PROBE}
+            self._stack = Stack(config, workers=2)
             self._start_engines(self.stack.registration)
         else:
             self._start_engines("")
             entries = [self.entry(engine) for engine in self._engines]
-            self._stack = Stack({"connector": "nixl", "instances": entries}, workers=2)
-        self.stack.start()
+            config = {"connector": "nixl", "instances": entries, "probe": PROBE}
+            self._stack = Stack(config, workers=2)
+        self.stack.start(120)
         for engine in self._engines:
             if isinstance(engine, VllmEngine):
                 engine.wait_healthy()
-        self.stack.wait_placeable(self.prefill, self.decode, timeout_s=30)
+        self.stack.wait_placeable(self.prefill, self.decode, timeout_s=120)
 
     @property
     def stack(self) -> Stack:
@@ -111,11 +116,12 @@ class Fleet:
         return engine
 
     def close(self) -> None:
-        if self._stack is not None:
-            self._stack.close()
-        for engine in self._engines:
-            engine.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        with ExitStack() as each:  # also when one of them cannot be ended
+            each.callback(shutil.rmtree, self.folder, ignore_errors=True)
+            for engine in self._engines:
+                each.callback(engine.close)
+            if self._stack is not None:
+                each.callback(self._stack.close)
 
     # --- what is seen
 
@@ -128,9 +134,10 @@ class Fleet:
     def counters(self, engine: Any) -> Counters:
         return counters(engine.url)
 
-    def rest(self, limit_s: float = REST_S) -> None:
+    def rest(self, limit_s: float | None = None) -> None:
         """Wait until nothing is on its way: no request of the router, none in the engines, and no
         KV block in use."""
+        limit_s = REST_S[self.kind.is_real] if limit_s is None else limit_s
         until(lambda: not any(self.stack.in_flight().values()), "every slot is free", limit_s)
         for engine in (self.prefill, self.decode):
             until(lambda e=engine: counters(e.url).is_at_rest, f"{engine.role} at rest", limit_s)
@@ -145,13 +152,15 @@ class Fleet:
     def break_transfers(self, **control: Any) -> None:
         """Of real MoRI-IO engines: what the stand-in of its library is told; nothing: mend it."""
         for engine in (self.prefill, self.decode):
-            engine.control_path.write_text(json.dumps(control))
+            beside = engine.control_path.with_suffix(".new")
+            beside.write_text(json.dumps(control))
+            beside.replace(engine.control_path)  # it is read at each transfer
 
     @contextmanager
     def second_router(self, *entries: dict[str, Any], **more: Any) -> Iterator[Stack]:
         """Another one in front of the same engines, which it knows from its configuration."""
         config = {"connector": self.kind.connector, "instances": list(entries)} | more
-        config.setdefault("placement", {"write_legs": "in_series"})
+        config = {"placement": {"write_legs": "in_series"}, "probe": PROBE} | config
         with Stack(config, workers=1) as stack:
             addresses = {entry["url"].removeprefix("http://") for entry in entries}
             until(lambda: addresses <= stack.placeable(), f"placeable: {addresses}", 30)

@@ -1,5 +1,5 @@
 """WRITE: clients that leave while decode waits for prefill's push, on engines that lose blocks by
-it (vLLM 0.32). Run last: the blocks stay taken."""
+it (vLLM 0.32). The blocks stay taken."""
 
 import signal
 

@@ -109,7 +109,7 @@ def test_prefill_without_kv_serves_it_whole() -> None:
 
 def test_where_decode_went_while_prefill_ran_both_are_placed_anew() -> None:
     """Prefill was told to push to the one that is gone."""
-    gone = Placement(prefill(mode=WRITE), decode(6, mode=WRITE), WRITE)
+    gone = NoPlacement("no_decode_instance")
     driver = late(write_pair(), write_pair(d=6), confirms=gone).feed(PREFILL_OK)
     assert driver.exchange.phase is Phase.PREFILL
     assert len(driver.legs) == 2
@@ -117,7 +117,7 @@ def test_where_decode_went_while_prefill_ran_both_are_placed_anew() -> None:
 
 
 def test_where_decode_went_and_no_attempt_is_left_it_is_refused() -> None:
-    gone = Placement(prefill(mode=WRITE), decode(6, mode=WRITE), WRITE)
+    gone = NoPlacement("no_decode_instance")
     once = Limits(writes_in_series=True, prefill_attempts=1)
     driver = Driver(write_pair(), confirms=gone, limits=once).feed(headers(), BODY, PREFILL_OK)
     assert driver.reason == Reason.NO_DECODE_INSTANCE
