@@ -84,8 +84,8 @@ class Placement(Section, frozen=True, kw_only=True):
     that fails is tried elsewhere. at_once: while prefill computes, and pushes as it goes: the first
     token comes sooner by decode's admission and most of the push. But a decode engine whose client
     leaves, or whose prefill fails, while it waits for a push keeps those KV blocks until it is
-    restarted (vLLM 0.32); in series it waits for a moment only. Engines before 0.32, which may not
-    wait for a late decode, are asked at once."""
+    restarted (vLLM 0.32); in series it waits for a moment only. Engines before 0.32 or
+    of unknown version, which may not wait for a late decode, are asked at once."""
 
 
 class Prefill(Section, frozen=True, kw_only=True):

@@ -31,6 +31,10 @@ and later, and counted in `pd_sidecar_released_transfers_total`. Where prefill m
 sent `engine.transfer_timeout_s` later. Notices and `defer_timeout` are MoRI-IO's alone: what NIXL's
 prefill holds is under a lease (30 s, `kv_lease_duration`), which decode renews while it waits.
 
+WRITE stands here for its legs at once (`placement.write_legs: at_once`), and engines that free what
+their clients left. In series, the default, a WRITE request fails as one in READ does, but that both
+ends are placed anew where decode went while prefill ran ([design.md](design.md)).
+
 ## Requests that meet a failure
 
 Streamed and whole, where neither is named; in backquotes `x-pd-error`, and `outcome` of

@@ -188,9 +188,9 @@ FEATURES = [
             "max_tokens": 9,
             "temperature": 0,
         },
-        # In WRITE decode was dispatched with it.
+        # In WRITE, legs at once, decode was dispatched with it.
         modes=("READ",),
-        in_the_other="in WRITE 502 `prefill_without_kv` ([failures.md](failures.md))",
+        in_the_other="in WRITE, legs at once, 502 `prefill_without_kv` ([failures.md](failures.md))",
         served=ALONE,
     ),
     # ---- What one KV transfer cannot carry
