@@ -190,7 +190,7 @@ FEATURES = [
         },
         # In WRITE, legs at once, decode was dispatched with it.
         modes=("READ",),
-        in_the_other="in WRITE, legs at once, 502 `prefill_without_kv` ([failures.md](failures.md))",
+        in_the_other="in WRITE, at once, 502 `prefill_without_kv` ([failures.md](failures.md))",
         served=ALONE,
     ),
     # ---- What one KV transfer cannot carry
