@@ -131,6 +131,8 @@ class Stack:
         self.config_path = self.folder / "config.yaml"
         self.config_path.write_text(yaml.safe_dump(settings))
         self.engines: list[Engine] = []
+        self.unserved = 0
+        """what `start` was refused; counted, and Envoy may report it later"""
         self.process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "Stack":
@@ -167,6 +169,7 @@ class Stack:
 
         def sees_a_worker() -> bool:
             status, body = http("GET", f"{self.url}/health")
+            self.unserved += b"no_worker" in body
             return status != 0 and b"no_worker" not in body
 
         until(sees_a_worker, "Envoy sees a worker", timeout_s)

@@ -70,6 +70,11 @@ class Pool:
             else:
                 self.prefill, self.decode = engines[:2], engines[2:]
                 self.stack.wait_placeable(*engines)
+            refused = {"reason": "no_worker"}
+            until(
+                lambda: self.count("refusals_total", refused) >= self.stack.unserved,
+                "what the start was refused is counted, and not within a row",
+            )
         except BaseException:
             self.close()
             raise
