@@ -113,6 +113,16 @@ class BlockStore:
             return "wrong_tp_size"
         return None
 
+    def read(self, rank: int, block_ids: Sequence[int]) -> list[bytes | None]:
+        """What lies in these blocks of a rank, held for whomever; None: in a free one."""
+        lying = {
+            one: content
+            for held in self._held.values()
+            if held.rank == rank
+            for one, content in zip(held.block_ids, held.contents, strict=False)
+        }
+        return [lying.get(one) for one in block_ids]
+
     def reap(self, now: float) -> list[Held]:
         """Give up every transfer whose deadline has passed, and return them."""
         late: list[Held] = []

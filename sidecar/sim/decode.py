@@ -14,6 +14,7 @@ from sidecar.sim.api_error import ApiError, EngineDead
 from sidecar.sim.core import Core
 from sidecar.sim.hearing import Hearing, Key
 from sidecar.sim.kv_params import KvParams
+from sidecar.sim.leases import FREE_BLOCK_BYTES
 from sidecar.sim.link import LinkError
 from sidecar.sim.messages import AnyMessage, Fetch, Push, Reply
 from sidecar.sim.model import block_contents
@@ -67,6 +68,10 @@ class Decode:
         options = self._core.options
         own = block_contents(request.prompts[0])
         if options.mode == "READ" and not kv.remote_block_ids:
+            if options.release < (0, 33):
+                # Told of tokens that nobody brings.
+                self._core.counters.errors["garbled_leg"] += 1
+                return (urandom(FREE_BLOCK_BYTES),)
             # vLLM says nothing and prefills locally: right text, but no transfer.
             self._core.counters.local_prefills += 1
             return own

@@ -1,16 +1,22 @@
 """The two legs of an exchange asked of the engines themselves, without a router: as they must be
 or with their KV parameters changed."""
 
+import json
+import urllib.error
+import urllib.request
 import uuid
+from dataclasses import dataclass
 from typing import Any
 
 from tests.engines.fleet import Fleet
 from tests.engines.rows import answers_to
-from tests.engines.vllm_engine import MODEL, RANKS
+from tests.engines.vllm_engine import MODEL, RANKS, VllmEngine
 from tests.requests.answer import Answer
 from tests.requests.feature import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 
 Params = dict[str, Any]
+PATIENCE_S = {True: 8.0, False: 3.0}
+"""of a client, by whether the engine is real: longer than it needs, shorter than it holds blocks"""
 
 _ASKED: dict[str, dict[str, Any]] = {
     COMPLETIONS: {"prompt": "A river runs from the mountains to the sea"},
@@ -56,3 +62,46 @@ def prefill_legs(fleet: Fleet) -> dict[str, Answer]:
     """One on each API, by path. What they hand over nobody fetches."""
     requests = {path: (path, prefill_body(fleet, path)) for path in PATHS}
     return answers_to(fleet.prefill.url, requests)
+
+
+@dataclass(frozen=True)
+class Leg:
+    """What an engine made of one."""
+
+    status: int
+    """0: nothing came in time, or the connection broke"""
+    text: str
+    params: Params
+
+
+def send(engine: Any, body: dict[str, Any], params: Params | None, rank: int) -> Leg:
+    """A completion, whole, at one rank; the client leaves when its patience ends."""
+    asked = body if params is None else body | {"kv_transfer_params": params}
+    request = urllib.request.Request(
+        engine.url + COMPLETIONS,
+        json.dumps(asked).encode(),
+        {"content-type": "application/json", "x-data-parallel-rank": str(rank)},
+    )
+    try:
+        with urllib.request.urlopen(
+            request, timeout=PATIENCE_S[isinstance(engine, VllmEngine)]
+        ) as answer:
+            said = json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return Leg(error.code, error.read().decode(errors="replace"), {})
+    except OSError:
+        return Leg(0, "", {})
+    return Leg(200, said["choices"][0]["text"], said.get("kv_transfer_params") or {})
+
+
+def decode_params(fleet: Fleet, own: Params, handed_over: Params, rank: int) -> Params:
+    """Of what prefill handed over; `own` are those of its leg."""
+    if fleet.kind.connector == "nixl":
+        return handed_over
+    if fleet.kind.mode == "READ":
+        return handed_over | {"remote_tp_size": 1}
+    told = {"do_remote_prefill": True, "do_remote_decode": False, "is_request_leader": True}
+    told |= {"transfer_id": own["transfer_id"], "remote_engine_id": None, "remote_block_ids": None}
+    told |= {"remote_dp_size": RANKS, "remote_tp_size": 1, "remote_dp_rank": rank}
+    return told | address(fleet, fleet.prefill)
