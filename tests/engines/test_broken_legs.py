@@ -78,8 +78,9 @@ def check_lives(fleet: Fleet, dies: str) -> None:
 def check_blocks(fleet: Fleet, keeps: tuple[str, ...]) -> None:
     """Those who keep none are at rest soon; prefill gives up what it keeps, and decode does not."""
     engines = {engine.role: engine for engine in (fleet.prefill, fleet.decode)}
+    limit_s = REST_S[fleet.kind.is_real]
     for role in engines.keys() - set(keeps):
-        until(lambda r=role: fleet.counters(engines[r]).is_at_rest, f"{role} at rest", REST_S)
+        until(lambda r=role: fleet.counters(engines[r]).is_at_rest, f"{role} at rest", limit_s)
     kept = {role for role in keeps if fleet.counters(engines[role]).kv_usage > 0}
     assert kept == set(keeps)
     if "prefill" in keeps:
