@@ -100,6 +100,8 @@ BROKEN = [
         Answered.RIGHT,
         PREFILL,
     ),
+    Broken("another `remote_port`, of a known engine", *NIXL, _with(remote_port=9), Answered.RIGHT),
+    Broken("no `remote_host`", *NIXL, _without("remote_host"), Answered.NOTHING, dies="decode"),
     Broken(UNCHANGED, *READ, lambda own, _: own, Answered.RIGHT),
     Broken("no `remote_block_ids`", *READ, _without("remote_block_ids"), Answered.OTHER, PREFILL),
     Broken("the other `remote_dp_rank`", *READ, _other_rank, Answered.OTHER, PREFILL),
