@@ -12,7 +12,7 @@ from sidecar.exchange.situation import Limits
 from sidecar.exchange.transfer import Transfer
 from sidecar.routing.instance import TransferMode
 from sidecar.routing.slots import Placement, Slot, Target
-from sidecar.wire import kv_transfer, moriio
+from sidecar.wire import kv_transfer
 from sidecar.wire.ext_proc import DESTINATION, STRIPPED, BodyReply, HeadersReply
 from sidecar.wire.openai import join
 from sidecar.wire.paths import SUFFIX, Api
@@ -30,16 +30,13 @@ _PREFIXES_NOT_FORWARDED = (":", "x-envoy-", "x-pd-")
 
 
 def are_in_series(api: Api, placement: Placement, limits: Limits) -> bool:
-    """Whether decode is asked after prefill has answered: always where it pulls; where it is pushed
-    to if the operator says so, or prefill alone can say on which rank it ran, and both can do it.
-    """
+    """Whether decode is asked after prefill has answered: always where it pulls."""
     if placement.mode is TransferMode.READ:
         return True
     assert placement.prefill is not None
     assert placement.decode is not None
-    prefill, decode = placement.prefill.member, placement.decode.member
-    is_wanted = limits.writes_in_series or moriio.may_run_on_another_rank(api, prefill)
-    return is_wanted and moriio.takes_late_decode(prefill, decode)
+    ends = placement.prefill.member, placement.decode.member
+    return kv_transfer.pushes_late(api, *ends, is_wanted=limits.writes_in_series)
 
 
 def prefill_leg(

@@ -66,6 +66,13 @@ def can_name_each_other(api: Api, prefill: Member, decode: Member) -> bool:
     return not moriio.embeds_addresses((prefill.version, decode.version))
 
 
+def pushes_late(api: Api, prefill: Member, decode: Member, *, is_wanted: bool) -> bool:
+    """WRITE: whether decode is asked after prefill has answered: if that is wanted, or only prefill
+    can say on which rank it ran; and both engines can do it."""
+    is_needed = is_wanted or moriio.may_run_on_another_rank(api, prefill)
+    return is_needed and moriio.takes_late_decode(prefill, decode)
+
+
 def request_id(pair: Pair, exchange_id: str) -> str:
     """The `X-Request-Id` of both legs; `exchange_id` is 32 lower-case hex."""
     if pair.connector is Connector.NIXL:
