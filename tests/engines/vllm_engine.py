@@ -1,7 +1,6 @@
 """A real vLLM engine on this machine's CPUs: one deployment of `RANKS` data-parallel ranks."""
 
 import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -24,9 +23,6 @@ HOLD_S = 25
 WRITE a decode engine that asks later waits for ever, as a busy machine may."""
 START_S = 240.0
 """seen: 25 to 50 s for two at a time on two cores"""
-
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True)
@@ -111,6 +107,9 @@ class VllmEngine:
 
     def _spawn(self) -> "subprocess.Popen[bytes]":
         command: list[str] = [
+            # It must not outlive a test run that is killed. (No `preexec_fn`: no code of ours may
+            # run between fork and exec, as gRPC has threads here.)
+            "setpriv", "--pdeathsig", "TERM",
             str(self._environment.vllm), "serve", str(self._environment.model),
             "--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(self.port),
             "--dtype", "bfloat16", "--enforce-eager", "--max-model-len", str(CONTEXT_TOKENS),
@@ -134,8 +133,6 @@ class VllmEngine:
                 env=self._surroundings(),
                 cwd=self._folder,
                 start_new_session=True,
-                # It must not outlive a test run that is killed.
-                preexec_fn=_die_with_parent,
             )
 
     def _surroundings(self) -> dict[str, str]:
@@ -204,7 +201,3 @@ class VllmEngine:
                 "kv_lease_duration": HOLD_S,
             },
         }
-
-
-def _die_with_parent() -> None:
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -240,7 +240,9 @@ class Client:
 def ask(url: str, data: bytes) -> Answer:
     """These bytes on a connection of their own, and the first answer."""
     with Client.of(url) as client:
-        client.send(data)
+        # Who refuses at the headers may close before it has read all; its answer is there to read.
+        with contextlib.suppress(ConnectionError):
+            client.send(data)
         return client.answer()
 
 
