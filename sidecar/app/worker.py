@@ -12,9 +12,9 @@ from uuid import uuid4
 import msgspec
 
 from sidecar.app import settings
+from sidecar.app.ext_proc_server import ExtProcServer
 from sidecar.app.transfer_keeper import TransferKeeper
 from sidecar.config import Config
-from sidecar.edge.ext_proc_server import ExtProcServer
 from sidecar.edge.kv_notifier import KvNotifier
 from sidecar.edge.lifeline import Lifeline
 from sidecar.edge.prefill_client import PrefillClient
@@ -62,7 +62,7 @@ class Worker:
             config.engine.transfer_timeout_s,
             config.engine.defer_timeout_s,
         )
-        self._server = ExtProcServer(self)
+        self._server = ExtProcServer(self, "http2")
         self._socket = run_dir.worker_socket(index)
         self._link = LinkClient(
             run_dir.link_socket,

@@ -4,13 +4,17 @@ The only module that knows their protobuf classes. Nothing here decides anything
 Source: envoy/service/ext_proc/v3/external_processor.proto.
 """
 
+from typing import Any
+
 import msgspec
 from envoy.config.core.v3 import base_pb2
 from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
+from google.protobuf import struct_pb2
 from google.protobuf.message import DecodeError
 
 from sidecar.errors import RemoteError
+from sidecar.wire.protobuf import field, head, tag
 
 NAMESPACE = "pd"
 """Of the dynamic metadata; Envoy's filter must list it in `metadata_options`."""
@@ -123,50 +127,109 @@ def _headers(message: pb.HttpHeaders) -> dict[str, str]:
 
 def encode(reply: Reply) -> bytes:
     """One ProcessingResponse."""
-    response = pb.ProcessingResponse()
     if isinstance(reply, HeadersReply):
-        common = response.request_headers.response
-        common.header_mutation.remove_headers.extend(STRIPPED)
-        _set_headers(common.header_mutation, reply.set_headers)
-        if reply.wants_response_headers:
-            # The override replaces all modes, so the others are repeated.
-            mode = processing_mode_pb2.ProcessingMode
-            response.mode_override.request_header_mode = mode.SEND
-            response.mode_override.request_body_mode = mode.BUFFERED
-            response.mode_override.response_header_mode = mode.SEND
-        _set_metadata(response, reply.metadata)
-    elif isinstance(reply, BodyReply):
-        common = response.request_body.response
-        common.status = pb.CommonResponse.CONTINUE
-        common.header_mutation.remove_headers.extend(reply.remove_headers)
-        _set_headers(common.header_mutation, reply.set_headers)
-        if reply.body is not None:
-            common.body_mutation.body = reply.body
-            # Envoy answers an error to a new body without its length.
-            _set_headers(common.header_mutation, {"content-length": str(len(reply.body))})
-        common.clear_route_cache = reply.clears_route
-        _set_metadata(response, reply.metadata)
-    elif isinstance(reply, PassReply):
-        response.response_headers.SetInParent()
-    else:
-        response.immediate_response.status.code = reply.status
-        response.immediate_response.body = reply.body
-        _set_headers(response.immediate_response.headers, reply.headers)
-        _set_metadata(response, reply.metadata)
+        return _headers_reply(reply)
+    if isinstance(reply, BodyReply):
+        return _body_reply(reply)
+    if isinstance(reply, PassReply):
+        return _PASS
+    return _immediate_reply(reply)
+
+
+_PASS: bytes = pb.ProcessingResponse(response_headers=pb.HeadersResponse()).SerializeToString()
+_STRIP: bytes = pb.HeaderMutation(remove_headers=STRIPPED).SerializeToString()
+_MODE = processing_mode_pb2.ProcessingMode
+# The override replaces all modes, so the others are repeated.
+_HOLD_ANSWER: bytes = pb.ProcessingResponse(
+    mode_override=_MODE(
+        request_header_mode=_MODE.SEND,
+        request_body_mode=_MODE.BUFFERED,
+        response_header_mode=_MODE.SEND,
+    )
+).SerializeToString()
+_CLEAR: bytes = pb.CommonResponse(clear_route_cache=True).SerializeToString()
+_OVERWRITE: bytes = base_pb2.HeaderValueOption(
+    append_action=base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
+).SerializeToString()
+
+
+def _tag_of(message: Any, name: str) -> bytes:
+    return tag(message.DESCRIPTOR.fields_by_name[name].number)
+
+
+_REQUEST_HEADERS = _tag_of(pb.ProcessingResponse, "request_headers")
+_REQUEST_BODY = _tag_of(pb.ProcessingResponse, "request_body")
+_IMMEDIATE = _tag_of(pb.ProcessingResponse, "immediate_response")
+_METADATA = _tag_of(pb.ProcessingResponse, "dynamic_metadata")
+_RESPONSE = _tag_of(pb.HeadersResponse, "response")  # and of BodyResponse: both have it first
+_HEADER_MUTATION = _tag_of(pb.CommonResponse, "header_mutation")
+_BODY_MUTATION = _tag_of(pb.CommonResponse, "body_mutation")
+_BODY = _tag_of(pb.BodyMutation, "body")
+_SET = _tag_of(pb.HeaderMutation, "set_headers")
+_REMOVE = _tag_of(pb.HeaderMutation, "remove_headers")
+_HEADER = _tag_of(base_pb2.HeaderValueOption, "header")
+_KEY = _tag_of(base_pb2.HeaderValue, "key")
+_RAW_VALUE = _tag_of(base_pb2.HeaderValue, "raw_value")
+_FIELDS = _tag_of(struct_pb2.Struct, "fields")
+_ENTRY_KEY, _ENTRY_VALUE = tag(1), tag(2)  # of any map
+_STRING = _tag_of(struct_pb2.Value, "string_value")
+_STRUCT = _tag_of(struct_pb2.Value, "struct_value")
+
+
+def _headers_reply(reply: HeadersReply) -> bytes:
+    mutation = field(_HEADER_MUTATION, _STRIP + _set_headers(reply.set_headers))
+    made = field(_REQUEST_HEADERS, field(_RESPONSE, mutation)) + _metadata(reply.metadata)
+    return made + _HOLD_ANSWER if reply.wants_response_headers else made
+
+
+def _body_reply(reply: BodyReply) -> bytes:
+    mutation = b"".join([field(_REMOVE, name.encode()) for name in reply.remove_headers])
+    mutation += _set_headers(reply.set_headers)
+    if reply.body is not None:
+        # Envoy answers an error to a new body without its length.
+        mutation += _set_headers({"content-length": str(len(reply.body))})
+    common = field(_HEADER_MUTATION, mutation)
+    if reply.clears_route:
+        common += _CLEAR
+    body = reply.body or b""
+    if reply.body is not None:
+        before = head(_BODY, len(body))
+        common += head(_BODY_MUTATION, len(before) + len(body)) + before
+    # The body stands last in all that holds it, so it is copied once.
+    response = head(_RESPONSE, len(common) + len(body)) + common
+    whole = head(_REQUEST_BODY, len(response) + len(body)) + response
+    return b"".join((_metadata(reply.metadata), whole, body))
+
+
+def _immediate_reply(reply: ImmediateReply) -> bytes:
+    response = pb.ProcessingResponse()
+    response.immediate_response.status.code = reply.status
+    response.immediate_response.body = reply.body
+    response.immediate_response.headers.MergeFromString(_set_headers(reply.headers))
     data: bytes = response.SerializeToString()
-    return data
+    return data + _metadata(reply.metadata)
 
 
-def _set_headers(mutation: pb.HeaderMutation, headers: dict[str, str]) -> None:
-    overwrite = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
+def _set_headers(headers: dict[str, str]) -> bytes:
+    """Of a HeaderMutation. Each overwrites, or a client could add a second value."""
+    options = []
     for name, value in headers.items():
-        option = mutation.set_headers.add(append_action=overwrite)
-        option.header.key = name
-        option.header.raw_value = value.encode("latin-1", "replace")
+        raw = value.encode("latin-1", "replace")
+        header = field(_HEADER, field(_KEY, name.encode()) + field(_RAW_VALUE, raw))
+        options.append(field(_SET, header + _OVERWRITE))
+    return b"".join(options)
 
 
-def _set_metadata(response: pb.ProcessingResponse, metadata: dict[str, str]) -> None:
-    if metadata:
-        fields = response.dynamic_metadata.fields[NAMESPACE].struct_value.fields
-        for key, value in metadata.items():
-            fields[key].string_value = value
+def _metadata(metadata: dict[str, str]) -> bytes:
+    """`{"pd": metadata}` as the `dynamic_metadata` of a ProcessingResponse."""
+    if not metadata:
+        return b""
+    inner = b"".join(
+        [_entry(key, field(_STRING, value.encode())) for key, value in metadata.items()]
+    )
+    return field(_METADATA, _entry(NAMESPACE, field(_STRUCT, inner)))
+
+
+def _entry(key: str, value: bytes) -> bytes:
+    """Of a Struct: a name and a Value."""
+    return field(_FIELDS, field(_ENTRY_KEY, key.encode()) + field(_ENTRY_VALUE, value))

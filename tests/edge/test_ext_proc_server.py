@@ -15,7 +15,8 @@ from envoy.config.core.v3 import base_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from polling import until
 
-from sidecar.edge.ext_proc_server import SERVICE, ExtProcServer, _Stream
+from sidecar.app.ext_proc_server import SERVICE, ExtProcServer
+from sidecar.edge.exchange_driver import ExchangeDriver
 from sidecar.errors import StartError
 from sidecar.exchange.body_budget import BodyBudget
 from sidecar.exchange.effects import StartPrefill
@@ -79,7 +80,7 @@ class Transfers:
 class Here:
     """A worker's surroundings: prefill legs end when the test says so."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str) -> None:
         self.mode = TransferMode.READ
         self.notes: list[Record] = []
         self.legs: list[StartPrefill] = []
@@ -90,7 +91,8 @@ class Here:
         self.made = 0
         self.transfers = Transfers()
         self.before_answer: Callable[[], object] = lambda: None
-        self.server = ExtProcServer(self)
+        self.kind = kind
+        self.server = ExtProcServer(self, kind)
         self.channel: grpc.aio.Channel
 
     def new_exchange(self) -> Exchange:
@@ -134,16 +136,11 @@ class Here:
 
 
 class Told:
-    """A stream's context without gRPC: the messages are there, nobody reads the replies."""
+    """A call whose client hears nothing."""
 
-    def __init__(self, *messages: pb.ProcessingRequest) -> None:
-        self._messages = [message.SerializeToString() for message in messages]
+    def send(self, message: bytes) -> None: ...
 
-    async def read(self) -> bytes:
-        return self._messages.pop(0)
-
-    async def write(self, _data: bytes) -> None:
-        return
+    def end(self) -> None: ...
 
 
 HEADERS = pb.ProcessingRequest(
@@ -197,10 +194,10 @@ class Stream:
         return data is grpc.aio.EOF and await self.call.code() is grpc.StatusCode.OK
 
 
-@pytest_asyncio.fixture
-async def here() -> AsyncIterator[Here]:
+@pytest_asyncio.fixture(params=["http2", "grpcio"])
+async def here(request: pytest.FixtureRequest) -> AsyncIterator[Here]:
     folder = Path(tempfile.mkdtemp(dir="/tmp"))
-    made = Here()
+    made = Here(request.param)
     (folder / "w0.sock").touch()
     await made.server.listen(folder / "w0.sock")
     async with grpc.aio.insecure_channel(f"unix:{folder / 'w0.sock'}") as channel:
@@ -329,12 +326,13 @@ async def test_read_a_client_that_leaves_as_prefill_answers_leaves_its_kv_on_rec
     here: Here,
 ) -> None:
     """Both in one turn of the loop: the answer is known though nobody can be sent to decode."""
-    run = asyncio.create_task(_Stream(here, Told(HEADERS, BODY)).run())
+    driver = ExchangeDriver(here, Told(), lambda _driver: None)
+    driver.on_message(HEADERS.SerializeToString())
+    driver.on_message(BODY.SerializeToString())
     await until(lambda: here.legs)
-    here.before_answer = lambda: asyncio.get_running_loop().call_soon(run.cancel)
+    here.before_answer = lambda: asyncio.get_running_loop().call_soon(driver.on_closed)
     here.answers.put_nowait(GOOD)
-    with pytest.raises(asyncio.CancelledError):
-        await run
+    await until(lambda: here.records(Replied))
     assert here.cancelled == 0
     (ended,) = here.records(PrefillEnded)
     assert isinstance(ended, PrefillEnded)
@@ -353,7 +351,7 @@ async def test_write_prefill_goes_on_when_the_client_leaves(
     stream = await writing(here)
     if is_held:
         await stream.send_status(200)
-        await until(lambda: [s.exchange.phase for s in here.server._streams] == [Phase.HELD])
+        await until(lambda: [s.exchange.phase for s in here.server._running] == [Phase.HELD])
     if how == "reset":
         stream.call.cancel()
     else:
@@ -463,8 +461,8 @@ async def test_close_ends_running_streams_and_gives_back(here: Here) -> None:
 
 @pytest.mark.asyncio
 async def test_a_socket_that_cannot_be_had_is_one_clear_fault(here: Here, tmp_path: Path) -> None:
-    """What gRPC says of it does not leave this module as gRPC's."""
-    server = ExtProcServer(here)
+    """What a library says of it does not leave its module."""
+    server = ExtProcServer(here, here.kind)
     with pytest.raises(StartError, match=r"cannot listen on .*/gone/w0\.sock"):
         await server.listen(tmp_path / "gone" / "w0.sock")
     await server.close(0)
