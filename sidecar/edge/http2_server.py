@@ -13,6 +13,7 @@ import logging
 import struct
 from collections import deque
 from pathlib import Path
+from typing import cast
 
 from sidecar.errors import StartError
 from sidecar.wire import http2
@@ -131,8 +132,7 @@ class _Connection(asyncio.Protocol):
     # --- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
         self._server.add(self)
         self._write(PREAMBLE)
 
