@@ -1,0 +1,42 @@
+"""The part with a burst: thousands of clients connect and ask at the same moment, for whole answers."""
+
+from tests.bench.crowd_process import CrowdProcess
+from tests.bench.fleet import Fleet, settle
+from tests.bench.kernel_counters import read_tcp_counters
+from tests.bench.samples import Metric, Samples
+from tests.bench.targets.target import Target
+
+CLIENTS = 4096
+CELL = f"burst of {CLIENTS}"
+FAILURES = "failures"
+OVERFLOWS = "accept-queue overflows"
+SECONDS = "until done, s"
+FIRST_P50_MS = "answer p50, ms"
+FIRST_P99_MS = "answer p99, ms"
+
+
+def run_round(fleet: Fleet, samples: Samples, number: int) -> None:
+    for target in fleet.in_turn(number):
+        settle(target)
+        measure(samples, target, number)
+
+
+def measure(samples: Samples, target: Target, number: int) -> None:
+    """The kernel counts overflows of the whole machine: of the target's queue, and the engines'."""
+    tcp_before = read_tcp_counters()
+    with CrowdProcess(target.address, CLIENTS, chunks=0, connects_late=True) as crowd:
+        crowd.go()
+        seen = crowd.finish()
+    tcp = read_tcp_counters() - tcp_before
+    if seen.failures:
+        where = f"{CELL}, round {number + 1}"
+        samples.fail(target.name, f"{where}: {seen.failures} failed: {seen.faults}")
+    numbers = {
+        FAILURES: float(seen.failures),
+        OVERFLOWS: float(tcp.listen_overflows),
+        SECONDS: seen.seconds,
+    }
+    if seen.first_s is not None:
+        numbers |= {FIRST_P50_MS: seen.first_s[0] * 1e3, FIRST_P99_MS: seen.first_s[1] * 1e3}
+    for quantity, value in numbers.items():
+        samples.add(number, target.name, Metric(CELL, quantity), value)

@@ -1,0 +1,105 @@
+"""The part with streams: what one chunk costs, and what thousands that start together feel."""
+
+import time
+from dataclasses import dataclass
+
+from tests.bench.cpu_account import read_account, used_since
+from tests.bench.crowd_process import CrowdProcess
+from tests.bench.fleet import Fleet, settle
+from tests.bench.samples import Metric, Samples
+from tests.bench.stream_engine_process import StreamEngine
+from tests.bench.targets.target import Target
+
+CPU_US = "CPU per chunk, us"
+SHARE_US = "CPU per chunk of {}, us"
+FIRST_P50_MS = "first chunk p50, ms"
+FIRST_P99_MS = "first chunk p99, ms"
+GAP_P50_MS = "inter-token p50, ms"
+GAP_P99_MS = "inter-token p99, ms"
+SECONDS = "until all are whole, s"
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """So many at once, `chunks` tokens each, one every `pace_ms`."""
+
+    clients: int
+    pace_ms: int
+    chunks: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.clients} streams, a token each {self.pace_ms} ms"
+
+    def metric(self, quantity: str) -> Metric:
+        return Metric(self.name, quantity)
+
+
+STEADY = Streams(400, 50, 1000)
+"""As many as leave every target but the stand-in time to spare; never to their end."""
+STEADY_S = 2.0
+TOGETHER = Streams(1000, 50, 20)
+# As many tokens a second as above, 20,000: at 50 ms they were 80,000, more than two cores can carry by
+# any way, so that only the queue in front of them would be measured.
+MANY = Streams(4000, 200, 10)
+AT_ONCE = 32
+"""requests without an answer while streams are opened whose opening is not measured"""
+
+
+def run_round(fleet: Fleet, samples: Samples, number: int) -> None:
+    engine = fleet.decode
+    assert isinstance(engine, StreamEngine)
+    for target in fleet.in_turn(number):
+        settle(target)
+        engine.set_pace(STEADY.pace_ms, STEADY.chunks)
+        steady(samples, target, number)
+    for streams in (TOGETHER, MANY):
+        engine.set_pace(streams.pace_ms, streams.chunks)
+        for target in fleet.in_turn(number):
+            settle(target)
+            together(fleet, samples, target, streams, number)
+
+
+def steady(samples: Samples, target: Target, number: int) -> None:
+    """CPU of a chunk, apart from that of its request: a window in which all streams are open."""
+    with CrowdProcess(target.address, STEADY.clients, STEADY.chunks, AT_ONCE) as crowd:
+        crowd.go()
+        processes = target.processes()
+        chunks_before, cpu_before = crowd.count(), read_account(processes)
+        time.sleep(STEADY_S)
+        cpu, chunks = used_since(cpu_before, read_account(processes)), crowd.count() - chunks_before
+    if not chunks:
+        samples.fail(target.name, f"{STEADY.name}, round {number + 1}: no chunks")
+        return
+    if processes:
+        samples.add(number, target.name, STEADY.metric(CPU_US), sum(cpu.values()) / chunks * 1e6)
+    for kind, seconds in cpu.items():
+        metric = STEADY.metric(SHARE_US.format(kind))
+        samples.add(number, target.name, metric, seconds / chunks * 1e6)
+
+
+def together(fleet: Fleet, samples: Samples, target: Target, streams: Streams, number: int) -> None:
+    """All connected, then all asked at the same moment."""
+    legs_before = fleet.prefill.count(), fleet.decode.count()
+    with CrowdProcess(target.address, streams.clients, streams.chunks) as crowd:
+        crowd.go()
+        seen = crowd.finish()
+    prefilled = fleet.prefill.count() - legs_before[0]
+    decoded = fleet.decode.count() - legs_before[1]
+    whole = streams.clients - seen.failures
+    where = f"{streams.name}, round {number + 1}"
+    if seen.failures:
+        samples.fail(target.name, f"{where}: {seen.failures} streams failed: {seen.faults}")
+    if decoded < whole or (target.has_prefill_leg and prefilled < whole):
+        samples.fail(target.name, f"{where}: {whole} streams, legs {prefilled} and {decoded}")
+    if seen.first_s is None or seen.gap_s is None:
+        return
+    numbers = {
+        FIRST_P50_MS: seen.first_s[0] * 1e3,
+        FIRST_P99_MS: seen.first_s[1] * 1e3,
+        GAP_P50_MS: seen.gap_s[0] * 1e3,
+        GAP_P99_MS: seen.gap_s[1] * 1e3,
+        SECONDS: seen.seconds,
+    }
+    for quantity, value in numbers.items():
+        samples.add(number, target.name, streams.metric(quantity), value)
