@@ -5,13 +5,17 @@ Why our own: gRPC's library costs more for each call than all that the call is a
 blocks of requests are passed over unread; windows are as large as they go, as Envoy holds each body
 whole before it sends it and the exchange counts it (`exchange/upload.py`). What is sent within one
 turn of the loop leaves in one write.
+
+What it holds for that client is bounded by the client's own limits: of requests, by the bodies that
+Envoy buffers; of replies, by the windows that Envoy gives, and behind them by what calls send; of
+frames that are answers to frames, by `UNWRITTEN_BYTES` and one read.
 """
 
 import asyncio
 import contextlib
 import logging
-import struct
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 from typing import cast
 
@@ -24,6 +28,10 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 1024
 REPLENISH_BYTES = 1 << 30
+UNWRITTEN_BYTES = 16 << 20
+"""with so much that the client has not taken, nothing more is read from it: more than one reply"""
+ABORT_AFTER_S = 0.2
+"""for what was written to a client that is closed: it may not read"""
 PREAMBLE = http2.settings(
     {
         http2.HEADER_TABLE_SIZE: 0,
@@ -38,60 +46,67 @@ class Http2Server:
 
     def __init__(self, accept: Accept) -> None:
         self.accept = accept
-        self._connections: set[_Connection] = set()
+        self.connections: set[Connection] = set()
         self._has_none = asyncio.Event()
         self._server: asyncio.Server | None = None
+        self._is_closing = False
 
     async def listen(self, path: Path) -> None:
         loop = asyncio.get_running_loop()
         try:
             path.unlink(missing_ok=True)  # noqa: ASYNC240  a local file, once
             self._server = await loop.create_unix_server(
-                lambda: _Connection(self), str(path), backlog=BACKLOG
+                lambda: Connection(self), str(path), backlog=BACKLOG
             )
         except OSError as error:
             raise StartError(f"cannot listen on {path}: {error.strerror or error}") from None
 
     async def close(self, grace_s: float) -> None:
+        self._is_closing = True
         if self._server is not None:
             self._server.close()
-        for connection in self._connections:
+        for connection in list(self.connections):
             connection.refuse_more()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(grace_s):
-                while self._connections:
-                    await self._has_none.wait()
-        for connection in list(self._connections):
+        await self._until_none(grace_s)
+        for connection in list(self.connections):
             connection.close()
+        await self._until_none(ABORT_AFTER_S)
+        for connection in list(self.connections):
+            connection.abort()
 
-    def add(self, connection: "_Connection") -> None:
-        self._connections.add(connection)
+    async def _until_none(self, limit_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while self.connections:
+                    await self._has_none.wait()
+
+    def add(self, connection: "Connection") -> None:
+        self.connections.add(connection)
         self._has_none.clear()
+        if self._is_closing:  # it was accepted just before
+            connection.refuse_more()
 
-    def remove(self, connection: "_Connection") -> None:
-        self._connections.discard(connection)
-        if not self._connections:
+    def remove(self, connection: "Connection") -> None:
+        self.connections.discard(connection)
+        if not self.connections:
             self._has_none.set()
 
 
 class _Call:
     """One stream of a connection."""
 
-    __slots__ = ("connection", "handler", "have", "is_begun", "is_ended", "number", "parts",
-                 "pending", "wanted", "window")  # fmt: skip
+    __slots__ = ("connection", "handler", "is_begun", "is_ended", "messages", "number", "pending",
+                 "window")  # fmt: skip
 
-    def __init__(self, connection: "_Connection", number: int, window: int) -> None:
+    def __init__(self, connection: "Connection", number: int, window: int) -> None:
         self.connection = connection
         self.number = number
         self.window = window
         """bytes that the client lets us send"""
         self.handler: Handler
-        self.parts: list[bytes | memoryview] = []
-        """of a message that is not whole yet, `have` bytes of `wanted`"""
-        self.have = 0
-        self.wanted = 0
+        self.messages = http2.Messages()
         self.pending: deque[memoryview] = deque()
-        """to be sent when the windows allow it"""
+        """to be sent when the windows allow it; none is empty"""
         self.is_begun = False
         self.is_ended = False
 
@@ -105,27 +120,25 @@ class _Call:
             self.connection.end(self)
 
 
-class _Connection(asyncio.Protocol):
-    """Invariant: a call is in `calls` until its end has been written or its client is gone."""
+class Connection(asyncio.Protocol):
+    """Invariants: a call is in `calls` until its end has been written or its client is gone, and in
+    `blocked` while it has something pending."""
 
     def __init__(self, server: Http2Server) -> None:
         self.calls: dict[int, _Call] = {}
+        self.blocked: dict[_Call, None] = {}
+        """whose turn is next comes first"""
         self._server = server
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
-        self._rest = b""
-        """read, and no whole frame yet"""
-        self._has_preface = False
+        self._frames = http2.Frames()
         self._last = 0
         """the youngest call"""
-        self._in_headers = 0
-        """the call whose header block goes on; 0: none"""
         self._unreplenished = 0
         self._window = http2.DEFAULT_WINDOW
         self._first_window = http2.DEFAULT_WINDOW
         self._frame_max = http2.FRAME_MAX
-        self._blocked: dict[_Call, None] = {}
-        """calls with something pending, oldest first"""
+        self._has_sent_headers = False
         self._out: list[bytes | memoryview] = []
         self._refuses = False
 
@@ -133,23 +146,31 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
-        self._server.add(self)
+        self._transport.set_write_buffer_limits(UNWRITTEN_BYTES)
         self._write(PREAMBLE)
+        self._server.add(self)
 
     def connection_lost(self, _error: Exception | None) -> None:
         self._server.remove(self)
-        self._blocked.clear()
-        for call in list(self.calls.values()):
-            self._drop(call)
+        self._drop_all()
+
+    def pause_writing(self) -> None:
+        """What it goes on to ask would be answered into memory."""
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
         try:
-            self._rest = self._read(self._rest + data if self._rest else data)
+            for frame in self._frames.take(data):
+                self._on_frame(*frame)
         except ProtocolError as error:
             log.error("a connection is closed: %s", error)
             self._write(http2.goaway(self._last, error.code))
-            self._flush()
-            self._transport.close()
+            self.close()
 
     def refuse_more(self) -> None:
         """Calls from now on are for another worker; the connection ends with its last call."""
@@ -157,169 +178,136 @@ class _Connection(asyncio.Protocol):
         self._write(http2.goaway(self._last, http2.NO_ERROR))
         self._close_when_idle()
 
-    def _close_when_idle(self) -> None:
-        if self._refuses and not self.calls:
-            self.close()
-
     def close(self) -> None:
+        """Behind what was sent; what runs is over."""
         self._flush()
         self._transport.close()
+        self._drop_all()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def _close_when_idle(self) -> None:
+        if self._refuses and not self.calls:
+            self._flush()
+            self._transport.close()
 
     # --- what the client sends
 
-    def _read(self, data: bytes) -> bytes:
-        """Take all whole frames; returns the rest. Raises ProtocolError."""
-        at, size = 0, len(data)
-        if not self._has_preface:
-            at = len(http2.PREFACE)
-            if data[:at] != http2.PREFACE[:size]:
-                raise ProtocolError("the client does not speak HTTP/2")
-            if size < at:
-                return data
-            self._has_preface = True
-        head = http2.FRAME_HEAD.unpack_from
-        while size - at >= http2.HEAD_BYTES:
-            high, low, kind, flags, number = head(data, at)
-            length = high << 8 | low
-            if length > http2.FRAME_MAX:
-                raise ProtocolError(f"a frame of {length} bytes", http2.FRAME_SIZE_ERROR)
-            begin = at + http2.HEAD_BYTES
-            end = begin + length
-            if end > size:
-                break
-            if self._in_headers and (kind, number) != (http2.CONTINUATION, self._in_headers):
-                raise ProtocolError("a header block that does not go on")
-            if kind == http2.DATA:
-                self._on_data(number, flags, data, begin, end)
-            elif kind == http2.HEADERS:
-                self._on_headers(number, flags)
-            else:
-                self._on_control(kind, flags, number, data[begin:end])
-            at = end
-        return data[at:]
+    def _on_frame(
+        self, kind: int, flags: int, number: int, data: bytes, begin: int, end: int
+    ) -> None:
+        if kind == http2.DATA:
+            self._on_data(number, flags, data, begin, end)
+        elif kind == http2.HEADERS:
+            self._on_headers(number, flags)
+        else:
+            self._on_control(kind, flags, number, data[begin:end])
+
+    def _is_idle(self, number: int) -> bool:
+        """No call was ever begun with it."""
+        return number > self._last or number % 2 == 0
 
     def _on_headers(self, number: int, flags: int) -> None:
-        if not flags & http2.END_HEADERS:
-            self._in_headers = number
-        call = self.calls.get(number)
-        if call is None and number > self._last:
-            if number % 2 == 0:
-                raise ProtocolError(f"a call of number {number}")
+        if number % 2 == 0:
+            raise ProtocolError(f"a call of number {number}")
+        if number > self._last:
             self._last = number
             if self._refuses:
                 self._write(http2.reset(number, http2.REFUSED_STREAM))
                 return
-            call = _Call(self, number, self._first_window)
-            self.calls[number] = call
+            self._begin(number)
+        elif not flags & http2.END_STREAM:  # no trailers, then
+            raise ProtocolError(f"call {number} is begun again")
+        if flags & http2.END_STREAM:
+            self._half_closed(number)
+
+    def _begin(self, number: int) -> None:
+        call = self.calls[number] = _Call(self, number, self._first_window)
+        try:
             call.handler = self._server.accept(call)
-        if call is not None and flags & http2.END_STREAM:
-            self._half_closed(call)
+        except Exception:
+            log.exception("call %d could not begin", number)
+            call.is_ended = True
+            self._fail(call)
 
     def _on_data(self, number: int, flags: int, data: bytes, begin: int, end: int) -> None:
         self._unreplenished += end - begin
         if self._unreplenished > REPLENISH_BYTES:
             self._write(http2.window_update(0, self._unreplenished))
             self._unreplenished = 0
-        call = self.calls.get(number)
-        if call is None:
-            if not 0 < number <= self._last:
-                raise ProtocolError(f"data of call {number}, which was not begun")
-            return  # it crossed with our end
         if flags & http2.PADDED:
             data = http2.unpadded(data[begin:end], flags)
             begin, end = 0, len(data)
-        self._assemble(call, data, begin, end)
+        call = self.calls.get(number)
+        if call is None:
+            if self._is_idle(number):
+                raise ProtocolError(f"data of call {number}, which was not begun")
+            return  # it crossed with our end
+        if not call.is_ended:
+            for message in call.messages.take(data, begin, end):
+                self._hand_over(call, message)
         if flags & http2.END_STREAM:
-            self._half_closed(call)
+            self._half_closed(number)
 
-    def _assemble(self, call: _Call, data: bytes, begin: int, end: int) -> None:
-        """Hand over every message that is whole now."""
-        if not call.have and end - begin >= http2.MESSAGE_HEAD_BYTES:
-            flag, size = http2.MESSAGE_HEAD.unpack_from(data, begin)
-            whole = begin + http2.MESSAGE_HEAD_BYTES + size
-            if whole == end and not flag:  # the usual: one message, one frame
-                call.handler.on_message(data[begin + http2.MESSAGE_HEAD_BYTES : end])
-                return
-        if end > begin:
-            call.parts.append(memoryview(data)[begin:end])
-            call.have += end - begin
-        while call.have >= http2.MESSAGE_HEAD_BYTES and call.have >= call.wanted:
-            if not call.wanted:
-                flag, size = http2.MESSAGE_HEAD.unpack(self._first_bytes(call))
-                if flag:
-                    raise ProtocolError("a compressed message, which was not offered")
-                call.wanted = http2.MESSAGE_HEAD_BYTES + size
-                continue
-            joined = b"".join(call.parts) if len(call.parts) > 1 else bytes(call.parts[0])
-            message, rest = joined[http2.MESSAGE_HEAD_BYTES : call.wanted], joined[call.wanted :]
-            call.parts, call.have, call.wanted = [rest] if rest else [], len(rest), 0
-            call.handler.on_message(message)
-
-    def _first_bytes(self, call: _Call) -> bytes:
-        size = http2.MESSAGE_HEAD_BYTES
-        if len(call.parts[0]) >= size:
-            return bytes(call.parts[0][:size])
-        call.parts = [b"".join(call.parts)]
-        return bytes(call.parts[0][:size])
-
-    def _half_closed(self, call: _Call) -> None:
-        """For Envoy that is a way to leave: it has nothing to hear any more."""
-        if call.is_ended:
+    def _hand_over(self, call: _Call, message: bytes) -> None:
+        if call.is_ended:  # with the message before
             return
-        call.handler.on_closed()
-        call.end()
+        try:
+            call.handler.on_message(message)
+        except Exception:  # a bug costs its call, no other
+            log.exception("call %d failed", call.number)
+            self._fail(call)
+
+    def _half_closed(self, number: int) -> None:
+        """For Envoy that is a way to leave: it has nothing to hear any more."""
+        call = self.calls.get(number)
+        if call is not None and not call.is_ended:
+            self._tell_closed(call)
+            self.end(call)
 
     def _on_control(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         if kind == http2.WINDOW_UPDATE:
-            self._on_window(number, _number(payload) & http2.WINDOW_MAX)
+            self._on_window(number, http2.read_window(payload))
         elif kind == http2.RST_STREAM:
-            _number(payload)
-            call = self.calls.get(number)
-            if call is not None:
-                self._drop(call)
+            if self._is_idle(number):
+                raise ProtocolError(f"call {number} is reset, which was not begun")
+            if number in self.calls:
+                self._drop(self.calls[number])
         elif kind == http2.SETTINGS:
             if not flags & http2.ACK:
                 self._on_settings(http2.read_settings(payload))
-        elif kind == http2.PING:
-            if len(payload) != 8:
-                raise ProtocolError("a PING of another size", http2.FRAME_SIZE_ERROR)
-            if not flags & http2.ACK:
-                self._write(http2.frame(http2.PING, http2.ACK, 0, payload))
-        elif kind == http2.CONTINUATION:
-            if not self._in_headers:
-                raise ProtocolError("a header block that was not begun")
-            if flags & http2.END_HEADERS:
-                self._in_headers = 0
-        elif kind == http2.PUSH_PROMISE:
-            raise ProtocolError("a client that pushes")
-        # GOAWAY says what the end of the connection will; PRIORITY and unknown ones mean nothing.
+        elif kind == http2.PING and not flags & http2.ACK:
+            self._write(http2.frame(http2.PING, http2.ACK, 0, payload))
+        # GOAWAY says what the end of the connection will; the others mean nothing to us.
 
     def _on_settings(self, values: dict[int, int]) -> None:
-        window = values.get(http2.INITIAL_WINDOW_SIZE)
-        if window is not None:
-            if window > http2.WINDOW_MAX:
-                raise ProtocolError("a window that is too large", http2.FLOW_CONTROL_ERROR)
-            for call in self.calls.values():
-                call.window += window - self._first_window
-            self._first_window = window
+        window = values.get(http2.INITIAL_WINDOW_SIZE, self._first_window)
+        for call in self.calls.values():
+            call.window = http2.widened(call.window, window - self._first_window)
+        self._first_window = window
         self._frame_max = values.get(http2.MAX_FRAME_SIZE, self._frame_max)
         self._write(http2.frame(http2.SETTINGS, http2.ACK, 0))
-        self._pump()
+        self._pump(self.blocked)
 
     def _on_window(self, number: int, size: int) -> None:
         if number == 0:
-            self._window += size
+            self._window = http2.widened(self._window, size)
+            self._pump(self.blocked)
         elif number in self.calls:
-            self.calls[number].window += size
-        if self._blocked:
-            self._pump()
+            call = self.calls[number]
+            call.window = http2.widened(call.window, size)
+            if call in self.blocked:
+                self._pump((call,))
+        elif self._is_idle(number):
+            raise ProtocolError(f"a window of call {number}, which was not begun")
 
     # --- what we send
 
     def send(self, call: _Call, message: bytes) -> None:
         if not call.is_begun:
             call.is_begun = True
-            self._write(http2.frame(http2.HEADERS, http2.END_HEADERS, call.number, http2.RESPONSE))
+            self._send_headers(call, http2.END_HEADERS, http2.RESPONSE)
         size = http2.MESSAGE_HEAD_BYTES + len(message)
         head = http2.MESSAGE_HEAD.pack(0, len(message))
         if size <= min(self._frame_max, self._window, call.window) and not call.pending:
@@ -328,57 +316,77 @@ class _Connection(asyncio.Protocol):
             length = (size >> 8, size & 0xFF)
             self._write(http2.FRAME_HEAD.pack(*length, http2.DATA, 0, call.number) + head + message)
             return
-        call.pending += (memoryview(head), memoryview(message))
-        self._blocked[call] = None
-        self._pump()
+        call.pending.append(memoryview(head))
+        if message:
+            call.pending.append(memoryview(message))
+        self.blocked.setdefault(call)
+        self._pump((call,))
 
     def end(self, call: _Call) -> None:
         if not call.pending:
             self._finish(call)
 
-    def _pump(self) -> None:
-        """Send of what is pending as much as the windows allow."""
-        for call in list(self._blocked):
-            while call.pending:
-                part = call.pending[0]
-                size = min(len(part), self._frame_max, self._window, call.window)
-                if size <= 0:
-                    break
-                call.window -= size
-                self._window -= size
-                length = (size >> 8, size & 0xFF)
-                self._write(http2.FRAME_HEAD.pack(*length, http2.DATA, 0, call.number))
-                self._write(part[:size])
-                if size == len(part):
-                    call.pending.popleft()
-                else:
-                    call.pending[0] = part[size:]
-            if not call.pending:
-                del self._blocked[call]
-                if call.is_ended:
-                    self._finish(call)
+    def _pump(self, calls: Iterable[_Call]) -> None:
+        """Send of what they have pending as much as the windows allow, a frame each in turn."""
+        turns = deque(calls)
+        while turns and self._window > 0:
+            call = turns.popleft()
+            part = call.pending[0]
+            size = min(len(part), self._frame_max, self._window, call.window)
+            if size <= 0:
+                continue
+            call.window -= size
+            self._window -= size
+            self._write(http2.FRAME_HEAD.pack(size >> 8, size & 0xFF, http2.DATA, 0, call.number))
+            self._write(part[:size])
+            if size == len(part):
+                call.pending.popleft()
+            else:
+                call.pending[0] = part[size:]
+            del self.blocked[call]
+            if call.pending:
+                self.blocked[call] = None
+                turns.append(call)
+            elif call.is_ended:
+                self._finish(call)
 
     def _finish(self, call: _Call) -> None:
-        begun = call.is_begun
-        flags = http2.END_HEADERS | http2.END_STREAM
-        block = http2.TRAILERS_OK if begun else http2.RESPONSE + http2.TRAILERS_OK
-        self._write(
-            http2.frame(http2.HEADERS, flags, call.number, block)
-            # Envoy's half may be open still: it need not end it.
-            + http2.reset(call.number, http2.NO_ERROR)
-        )
-        del self.calls[call.number]
-        self._close_when_idle()
+        block = http2.TRAILERS_OK if call.is_begun else http2.RESPONSE + http2.TRAILERS_OK
+        self._send_headers(call, http2.END_HEADERS | http2.END_STREAM, block)
+        # Envoy's half may be open still: it need not end it.
+        self._write(http2.reset(call.number, http2.NO_ERROR))
+        self._drop(call)
+
+    def _send_headers(self, call: _Call, flags: int, block: bytes) -> None:
+        if not self._has_sent_headers:
+            self._has_sent_headers = True
+            block = http2.NO_TABLE + block
+        self._write(http2.frame(http2.HEADERS, flags, call.number, block))
+
+    def _fail(self, call: _Call) -> None:
+        self._write(http2.reset(call.number, http2.INTERNAL_ERROR))
+        self._drop(call)
 
     def _drop(self, call: _Call) -> None:
-        """Its client is gone."""
+        """It is over, or its client is gone."""
         self.calls.pop(call.number, None)
-        self._blocked.pop(call, None)
+        self.blocked.pop(call, None)
         call.pending.clear()
-        if not call.is_ended:
-            call.is_ended = True
-            call.handler.on_closed()
+        self._tell_closed(call)
         self._close_when_idle()
+
+    def _drop_all(self) -> None:
+        for call in list(self.calls.values()):
+            self._drop(call)
+
+    def _tell_closed(self, call: _Call) -> None:
+        if call.is_ended:
+            return
+        call.is_ended = True
+        try:
+            call.handler.on_closed()
+        except Exception:
+            log.exception("call %d failed at its end", call.number)
 
     def _write(self, data: bytes | memoryview) -> None:
         if not self._out:
@@ -390,10 +398,3 @@ class _Connection(asyncio.Protocol):
             out, self._out = self._out, []
             if not self._transport.is_closing():
                 self._transport.writelines(out)
-
-
-def _number(payload: bytes) -> int:
-    """Raises ProtocolError."""
-    if len(payload) != 4:
-        raise ProtocolError("a frame of another size", http2.FRAME_SIZE_ERROR)
-    return int(struct.unpack(">I", payload)[0])
