@@ -1,6 +1,6 @@
 """The benchmark: this project beside its peers, in one run on the same mock engines.
 
-`python -m tests.bench.bench --rounds 5 --seconds 1.5 [--parts requests,streams] [--only ours,envoy]`
+`python -m tests.bench.bench --rounds 5 --seconds 1.5 [--parts requests,burst] [--only ours,envoy]`
 
 Starts every target at once, measures them in turn within each round, and prints ratios, medians and
 the list of what must be reached. Exit code 0: it ran; 1: with `--strict`, something was not reached
@@ -97,8 +97,8 @@ def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tests.bench.bench", description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=positive, default=5)
     parser.add_argument("--seconds", type=duration, default=1.5, help="of each wrk load")
-    parser.add_argument("--parts", type=words_of(PARTS), default=PARTS, help=",".join(PARTS))
-    parser.add_argument("--only", type=words_of(NAMES), default=NAMES, help=",".join(NAMES))
+    parser.add_argument("--parts", type=Words(PARTS), default=PARTS, help=",".join(PARTS))
+    parser.add_argument("--only", type=Words(NAMES), default=NAMES, help=",".join(NAMES))
     parser.add_argument("--strict", action="store_true", help="exit code 1 for what is not reached")
     parser.add_argument("--write", action="store_true", help=f"the tables go into {DOCUMENT}")
     return parser.parse_args()
@@ -118,7 +118,7 @@ def duration(text: str) -> float:
     return seconds
 
 
-class words_of:  # noqa: N801  # used as a function
+class Words:
     """Reads a list of known words, parted by commas, into their own order."""
 
     def __init__(self, known: Sequence[str]) -> None:

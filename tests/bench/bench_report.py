@@ -1,13 +1,14 @@
-"""The tables of a run, in Markdown: ratios first, then what must be reached, then every number. Pure."""
+"""A run's tables in Markdown: ratios first, what must be reached, then every number. Pure."""
 
 from collections.abc import Sequence
 
 from tests.bench.goals import Goal
 from tests.bench.samples import Metric, Samples, Spread
+from tests.bench.streams_part import FIRST_P50_MS, FIRST_P99_MS, GAP_P50_MS, GAP_P99_MS
 from tests.bench.whole_part import P50_MS, P99_MS
 
 PEERS = ("envoy", "vllm-router", "example")
-ADDED = (P50_MS, P99_MS)
+ADDED = (P50_MS, P99_MS, FIRST_P50_MS, FIRST_P99_MS, GAP_P50_MS, GAP_P99_MS)
 """shown as what a target adds to the engines alone"""
 TITLES = {"ours": "pd-sidecar", "envoy": "plain Envoy", "direct": "engines alone"}
 FAILURES_SHOWN = 20

@@ -3,10 +3,10 @@
 `python -m tests.bench.crowd --address 127.0.0.1:10001 --clients 1000 --chunks 20`
 
 Speaks with its parent in lines of JSON: says when it has connected (unless `--connects-late`: then
-connecting is part of the load), waits for `go`, sends (at most `--at-once` unanswered), and says when
-each has its first byte. Then `count` tells the chunks so far, `finish` waits for the answers to be
-whole, checks every byte and tells what was seen; end of file ends it. `--chunks 0` asks for whole
-answers.
+connecting is part of the load), waits for `go`, sends (at most `--at-once` unanswered), and says
+when each has its first byte. Then `count` tells the chunks so far, `finish` waits for the answers
+to be whole, checks every byte and tells what was seen; end of file ends it. `--chunks 0` asks for
+whole answers.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import math
 import sys
 from array import array
 from collections import Counter
+from time import monotonic
 from typing import Any, cast
 
 import uvloop
@@ -30,7 +31,7 @@ UNFINISHED = "not whole in time"
 
 
 class Client(asyncio.Protocol):
-    """One connection. Times are the loop's."""
+    """One connection. Times are `monotonic()`: uvloop's own clock counts milliseconds."""
 
     def __init__(self, crowd: "Crowd") -> None:
         self._crowd = crowd
@@ -48,14 +49,14 @@ class Client(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
 
     def send(self, request: bytes) -> None:
-        self.sent_at = self._crowd.now()
+        self.sent_at = monotonic()
         if self._transport is None:
             self.fail("lost before it was asked")
         else:
             self._transport.write(request)
 
     def data_received(self, data: bytes) -> None:
-        now = self._crowd.now()
+        now = monotonic()
         if self.first_at is None:
             self.first_at = now
             self._crowd.answered(self)
@@ -98,7 +99,6 @@ class Crowd:
         self._count = count
         self._unanswered = asyncio.Semaphore(at_once or count)
         self._loop = asyncio.get_running_loop()
-        self.now = self._loop.time
         self.clients: list[Client] = []
         self._waiting: set[Client] = set()
         self._open: set[Client] = set()
@@ -139,7 +139,7 @@ class Crowd:
 
     async def load(self, connects_late: bool) -> float:
         """Send everything, and wait until each has a byte; the moment at which it began."""
-        began = self.now()
+        began = monotonic()
         if connects_late:
             await asyncio.gather(*(self._connect_and_send() for _ in range(self._count)))
         else:
@@ -234,7 +234,7 @@ def main() -> None:
     parser.add_argument("--chunks", type=int, required=True)
     parser.add_argument("--at-once", type=int, default=0, help="0: all")
     parser.add_argument("--connects-late", action="store_true")
-    parser.add_argument("--limit-s", type=float, default=60.0, help="of each order")
+    parser.add_argument("--limit-s", type=float, required=True, help="of each order")
     raise_file_limit()
     uvloop.run(serve(parser.parse_args()))
 

@@ -13,7 +13,7 @@ class CrowdError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CrowdResult:
-    """What the clients saw, in seconds: `first_s` and `gap_s` are p50 and p99, None without a value."""
+    """What the clients saw. `first_s` and `gap_s` are p50 and p99, None without a value."""
 
     failures: int
     faults: dict[str, int]
@@ -32,10 +32,12 @@ class CrowdProcess:
         chunks: int,
         at_once: int = 0,
         connects_late: bool = False,
+        limit_s: float = 60.0,
     ) -> None:
         command = [sys.executable, "-m", "tests.bench.crowd", f"--address={address}"]
         command += [f"--clients={clients}", f"--chunks={chunks}", f"--at-once={at_once}"]
         command += ["--connects-late"] if connects_late else []
+        command += [f"--limit-s={limit_s}"]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

@@ -106,7 +106,7 @@ def make_target(name: str, decode_addresses: list[str], folder: Path) -> Target:
 
 
 def settle(target: Target) -> None:
-    """Until the target has done what a load left behind, so that the next one does not pay for it."""
+    """Until the target has done what a load left behind: the next one must not pay for it."""
     deadline = time.monotonic() + SETTLE_LIMIT_S
     while time.monotonic() < deadline:
         processes = target.processes()

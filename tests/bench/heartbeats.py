@@ -1,4 +1,4 @@
-"""The mock engines' heartbeats to every router of a run: MoRI-IO's registration (docs/protocol.md a)."""
+"""The mock engines' heartbeats to every router of a run: MoRI-IO's (docs/protocol.md a)."""
 
 import threading
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""How much memory processes have: each page once (PSS), and as the kernel counts each of them (RSS)."""
+"""How much memory processes have: shared pages once (PSS), or once for each of them (RSS)."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

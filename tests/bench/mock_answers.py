@@ -1,4 +1,4 @@
-"""What the mock engines answer, byte for byte, so that a client can tell whether it got just that."""
+"""What the mock engines answer, byte for byte, so that a client can tell if it got just that."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A program that the benchmark starts and ends: its output goes to a file, its group dies with it."""
+"""A program that the benchmark starts and ends; its output goes to a file."""
 
 import os
 import signal

@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass
 
-from tests.bench.cpu_account import read_account, used_since
+from tests.bench.cpu_account import Seconds, read_account, used_since
 from tests.bench.crowd_process import CrowdProcess
 from tests.bench.fleet import Fleet, settle
 from tests.bench.samples import Metric, Samples
@@ -17,6 +17,9 @@ FIRST_P99_MS = "first chunk p99, ms"
 GAP_P50_MS = "inter-token p50, ms"
 GAP_P99_MS = "inter-token p99, ms"
 SECONDS = "until all are whole, s"
+IDLE = "no requests"
+IDLE_MS = "CPU per second, ms"
+IDLE_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +42,8 @@ STEADY = Streams(400, 50, 1000)
 """As many as leave every target but the stand-in time to spare; never to their end."""
 STEADY_S = 2.0
 TOGETHER = Streams(1000, 50, 20)
-# As many tokens a second as above, 20,000: at 50 ms they were 80,000, more than two cores can carry by
-# any way, so that only the queue in front of them would be measured.
+# As many tokens a second as above, 20,000: at 50 ms they were 80,000, more than two cores can carry
+# in any way, so that only the queue in front of them would be measured.
 MANY = Streams(4000, 200, 10)
 AT_ONCE = 32
 """requests without an answer while streams are opened whose opening is not measured"""
@@ -49,10 +52,11 @@ AT_ONCE = 32
 def run_round(fleet: Fleet, samples: Samples, number: int) -> None:
     engine = fleet.decode
     assert isinstance(engine, StreamEngine)
+    idle = idle_rates(fleet, samples, number)
+    engine.set_pace(STEADY.pace_ms, STEADY.chunks)
     for target in fleet.in_turn(number):
         settle(target)
-        engine.set_pace(STEADY.pace_ms, STEADY.chunks)
-        steady(samples, target, number)
+        steady(samples, target, idle[target.name], number)
     for streams in (TOGETHER, MANY):
         engine.set_pace(streams.pace_ms, streams.chunks)
         for target in fleet.in_turn(number):
@@ -60,22 +64,41 @@ def run_round(fleet: Fleet, samples: Samples, number: int) -> None:
             together(fleet, samples, target, streams, number)
 
 
-def steady(samples: Samples, target: Target, number: int) -> None:
-    """CPU of a chunk, apart from that of its request: a window in which all streams are open."""
+def idle_rates(fleet: Fleet, samples: Samples, number: int) -> dict[str, Seconds]:
+    """CPU seconds a second of each target that has nothing to do, by target and process."""
+    for target in fleet.targets:
+        settle(target)
+    processes = {target.name: target.processes() for target in fleet.targets}
+    before = {name: read_account(found) for name, found in processes.items()}
+    time.sleep(IDLE_S)
+    rates = {}
+    for name, found in processes.items():
+        used = used_since(before[name], read_account(found))
+        rates[name] = {kind: seconds / IDLE_S for kind, seconds in used.items()}
+        if found:
+            samples.add(number, name, Metric(IDLE, IDLE_MS), sum(rates[name].values()) * 1e3)
+    return rates
+
+
+def steady(samples: Samples, target: Target, idle: Seconds, number: int) -> None:
+    """CPU of a chunk: of a window in which all streams are open, so without that of the requests,
+    less what the target uses when idle."""
     with CrowdProcess(target.address, STEADY.clients, STEADY.chunks, AT_ONCE) as crowd:
         crowd.go()
         processes = target.processes()
-        chunks_before, cpu_before = crowd.count(), read_account(processes)
+        chunks, cpu_before, began = -crowd.count(), read_account(processes), time.monotonic()
         time.sleep(STEADY_S)
-        cpu, chunks = used_since(cpu_before, read_account(processes)), crowd.count() - chunks_before
+        cpu = used_since(cpu_before, read_account(processes))
+        window_s = time.monotonic() - began
+        chunks += crowd.count()
     if not chunks:
         samples.fail(target.name, f"{STEADY.name}, round {number + 1}: no chunks")
         return
-    if processes:
-        samples.add(number, target.name, STEADY.metric(CPU_US), sum(cpu.values()) / chunks * 1e6)
-    for kind, seconds in cpu.items():
-        metric = STEADY.metric(SHARE_US.format(kind))
-        samples.add(number, target.name, metric, seconds / chunks * 1e6)
+    each_us = {kind: (s - idle[kind] * window_s) / chunks * 1e6 for kind, s in cpu.items()}
+    if each_us:
+        samples.add(number, target.name, STEADY.metric(CPU_US), sum(each_us.values()))
+    for kind, value in each_us.items():
+        samples.add(number, target.name, STEADY.metric(SHARE_US.format(kind)), value)
 
 
 def together(fleet: Fleet, samples: Samples, target: Target, streams: Streams, number: int) -> None:

@@ -1,4 +1,4 @@
-"""wrk: a closed loop of clients, each with one connection, that send the same request again and again."""
+"""wrk: a closed loop of clients, each with a connection, that send one request again and again."""
 
 import json
 import os
@@ -38,8 +38,8 @@ class WrkError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What wrk saw. `p50_s` and `p99_s` are until the whole answer is there, which for these answers
-    of one packet is the first byte too."""
+    """What wrk saw. `p50_s` and `p99_s` are until the whole answer is there; as these answers are
+    one packet that is the first byte too."""
 
     answers: int
     seconds: float

@@ -1,4 +1,4 @@
-"""This project as an operator starts it: `pd-sidecar up`, every setting but its ports the default."""
+"""This project as an operator starts it: `pd-sidecar up`, its ports the only settings."""
 
 import json
 import subprocess

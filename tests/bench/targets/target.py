@@ -1,4 +1,4 @@
-"""What is measured: something that listens and takes chat requests, and the processes it is made of."""
+"""What is measured: something that takes chat requests, and the processes that it is made of."""
 
 import http.client
 from abc import ABC, abstractmethod

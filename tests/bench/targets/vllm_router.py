@@ -1,4 +1,4 @@
-"""vllm-router from PyPI, in the mode that does what we do: MoRI-IO engines that register themselves.
+"""vllm-router from PyPI, in the mode that does what we do: MoRI-IO engines register themselves.
 
 Its policy is the one that costs it least, and it does not log each request.
 """
