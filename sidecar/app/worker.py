@@ -137,8 +137,8 @@ class Worker:
     def note(self, record: Record) -> None:
         self._link.note(record)
 
-    async def prefill(self, leg: StartPrefill) -> PrefillAnswered | PrefillFailed:
-        return await self._client.send(leg)
+    def prefill(self, leg: StartPrefill) -> asyncio.Future[PrefillAnswered | PrefillFailed]:
+        return self._client.send(leg)
 
 
 async def _first(*waits: Coroutine[Any, Any, object] | asyncio.Task[None]) -> None:

@@ -35,6 +35,8 @@ from sidecar.wire.calls import Call
 
 log = logging.getLogger(__name__)
 
+PrefillEnd = asyncio.Future[PrefillAnswered | PrefillFailed]
+
 _OVER = (Phase.DONE, Phase.PREFILL_ALONE)
 _WAITING = (Phase.PREFILL, Phase.HELD)
 """for prefill alone: what Envoy says meanwhile is heard afterwards, if anyone is left to hear it"""
@@ -64,7 +66,8 @@ class Surroundings(Protocol):
 
     def note(self, record: Record) -> None: ...
 
-    async def prefill(self, leg: StartPrefill) -> PrefillAnswered | PrefillFailed: ...
+    def prefill(self, leg: StartPrefill) -> PrefillEnd:
+        """The leg under way; cancelled, it is closed."""
 
 
 class ExchangeDriver:
@@ -80,7 +83,7 @@ class ExchangeDriver:
         self.exchange = here.new_exchange()
         self._is_over = False
         self._kept: deque[bytes] = deque()
-        self._prefill: asyncio.Task[PrefillAnswered | PrefillFailed] | None = None
+        self._prefill: PrefillEnd | None = None
         self._busy_s = 0.0
         self._woke: float | None = None
         """since when it works; None: it waits"""
@@ -106,7 +109,7 @@ class ExchangeDriver:
             message = self._kept.popleft()
             self._take(lambda m=message: ext_proc.decode(m))  # type: ignore[misc]
 
-    def _on_prefill_done(self, task: "asyncio.Task[PrefillAnswered | PrefillFailed]") -> None:
+    def _on_prefill_done(self, task: PrefillEnd) -> None:
         if task is not self._prefill:
             return  # closed, or taken with the client's leaving
         self._prefill = None
@@ -118,7 +121,7 @@ class ExchangeDriver:
         self._take(lambda: self._end_of(task))
         self._hear()
 
-    def _end_of(self, task: "asyncio.Task[PrefillAnswered | PrefillFailed]") -> Event:
+    def _end_of(self, task: PrefillEnd) -> Event:
         if task.cancelled():
             return Broke()
         bug = task.exception()
@@ -176,7 +179,7 @@ class ExchangeDriver:
         elif isinstance(effect, StartPrefill):
             if effect.transfer is not None:
                 self._here.transfers.open(effect.transfer)
-            self._prefill = asyncio.create_task(self._here.prefill(effect))
+            self._prefill = self._here.prefill(effect)
             self._prefill.add_done_callback(self._on_prefill_done)
         elif isinstance(effect, Place):
             started = perf_counter()

@@ -1,16 +1,18 @@
-"""The HTTP client of the prefill legs: one session with keep-alive to all instances.
+"""The HTTP client of the prefill legs: connections with keep-alive, a pool for each instance.
 
 Translates what can happen on a socket into PrefillAnswered and PrefillFailed. Does not retry: that
-is the exchange's decision. Cancelling `send` closes the connection, which vLLM takes for an abort.
+is the exchange's decision. Cancelling a leg closes its connection, which vLLM takes for an abort.
 """
 
 import asyncio
 import errno
-from time import perf_counter
+from collections.abc import Callable
+from functools import lru_cache
+from time import monotonic
+from typing import NamedTuple
+from urllib.parse import urlsplit
 
-import aiohttp
-from multidict import CIMultiDictProxy
-
+from sidecar.edge.prefill_connection import Answer, BrokenAnswer, PrefillConnection
 from sidecar.exchange.effects import StartPrefill
 from sidecar.exchange.events import PrefillAnswered, PrefillFailed
 from sidecar.exchange.reasons import Reason
@@ -21,80 +23,252 @@ IDLE_S = 4.0
 _OUR_FAULT = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
 """a connect that failed for want of something on this machine says nothing of the instance"""
 
+End = PrefillAnswered | PrefillFailed
+
+
+class _Place(NamedTuple):
+    """Where a URL leads."""
+
+    is_tls: bool
+    host: str
+    port: int
+    line: str
+    """the request line, and the host"""
+
 
 class PrefillClient:
     def __init__(self, connect_timeout_s: float) -> None:
         self._connect_timeout_s = connect_timeout_s
+        self._loop = asyncio.get_running_loop()
         # No limit of connections: prefill legs wait at the engines, never here (design §7).
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S, ttl_dns_cache=30)
-        self._session = aiohttp.ClientSession(
-            connector=connector,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-        )
+        self._idle: dict[tuple[str, int], list[PrefillConnection]] = {}
+        """the youngest last"""
+        self._legs: set[_Leg] = set()
+        self._sweep: asyncio.TimerHandle | None = None
 
-    async def send(self, leg: StartPrefill) -> PrefillAnswered | PrefillFailed:
-        """POST the leg and read its whole answer.
+    def send(self, leg: StartPrefill) -> "asyncio.Future[End]":
+        """POST the leg and read its whole answer; cancel what is returned to close it.
 
-        Raises OSError when this machine has no socket for it: that is no fault of the instance,
+        Ends with OSError when this machine has no socket for it: that is no fault of the instance,
         which would be ejected for it."""
-        started = perf_counter()
-        if leg.timeout_s <= 0:  # aiohttp would take it for no limit
-            return PrefillFailed(reason=Reason.PREFILL_TIMEOUT)
-        timeout = aiohttp.ClientTimeout(total=leg.timeout_s, sock_connect=self._connect_timeout_s)
-        try:
-            async with self._session.post(
-                leg.url, data=leg.body, headers=leg.headers, timeout=timeout, allow_redirects=False
-            ) as response:
-                body = await _body(response, leg.body_timeout_s)
-                return PrefillAnswered(
-                    status=response.status,
-                    body=body,
-                    headers=_for_the_client(response.headers),
-                    seconds=perf_counter() - started,
-                )
-        except aiohttp.ConnectionTimeoutError:
-            reason = Reason.PREFILL_UNREACHABLE
-        except TimeoutError:
-            reason = Reason.PREFILL_TIMEOUT
-        except aiohttp.ClientConnectorError as error:
-            if error.os_error.errno in _OUR_FAULT:
-                raise error.os_error from None
-            is_late = error.os_error.errno == errno.ETIMEDOUT  # the kernel gave up before we did
-            reason = Reason.PREFILL_UNREACHABLE if is_late else Reason.PREFILL_REFUSED
-        except aiohttp.ClientError:
-            reason = Reason.PREFILL_RESET
-        return PrefillFailed(reason=reason, seconds=perf_counter() - started)
+        ours = _Leg(self, leg, self._loop)
+        self._legs.add(ours)
+        ours.start()
+        return ours.end
 
     async def close(self) -> None:
-        await self._session.close()
+        for leg in list(self._legs):
+            leg.end.cancel()
+        if self._sweep is not None:
+            self._sweep.cancel()
+        for connections in self._idle.values():
+            for connection in connections:
+                connection.abort()
+        self._idle.clear()
+
+    # --- for its legs
+
+    def take(self, place: _Place) -> PrefillConnection | None:
+        """An open connection that is not in use."""
+        idle = self._idle.get((place.host, place.port))
+        while idle:
+            connection = idle.pop()
+            if connection.is_open:
+                if monotonic() - connection.idle_since < IDLE_S:
+                    return connection
+                connection.abort()
+        return None
+
+    async def connect(self, place: _Place) -> PrefillConnection:
+        """Raises TimeoutError, OSError."""
+        async with asyncio.timeout(self._connect_timeout_s):
+            _, connection = await self._loop.create_connection(
+                PrefillConnection, place.host, place.port, ssl=place.is_tls or None
+            )
+        return connection
+
+    def keep(self, place: _Place, connection: PrefillConnection) -> None:
+        connection.idle_since = monotonic()
+        self._idle.setdefault((place.host, place.port), []).append(connection)
+        if self._sweep is None:
+            self._sweep = self._loop.call_later(IDLE_S, self._close_old)
+
+    def forget(self, leg: "_Leg") -> None:
+        self._legs.discard(leg)
+
+    def _close_old(self) -> None:
+        before = monotonic() - IDLE_S
+        for key, connections in list(self._idle.items()):
+            kept = [c for c in connections if c.is_open and c.idle_since > before]
+            for connection in set(connections) - set(kept):
+                connection.abort()
+            if kept:
+                self._idle[key] = kept
+            else:
+                del self._idle[key]
+        self._sweep = self._loop.call_later(IDLE_S / 4, self._close_old) if self._idle else None
+
+
+class _Leg:
+    """One request under way. Invariant: `end` is set once, or cancelled."""
+
+    def __init__(
+        self, client: PrefillClient, leg: StartPrefill, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._client = client
+        self._leg = leg
+        self._loop = loop
+        self.end: asyncio.Future[End] = loop.create_future()
+        self._since = monotonic()
+        self._connection: PrefillConnection | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._limits: list[asyncio.TimerHandle] = []
+        self._status = 0
+
+    def start(self) -> None:
+        if self._leg.timeout_s <= 0:
+            self._fail(Reason.PREFILL_TIMEOUT)
+            return
+        place = _place(self._leg.url)
+        if place is None:
+            self._fail(Reason.PREFILL_REFUSED)
+            return
+        self._place = place
+        self.end.add_done_callback(self._over)
+        self._limit(self._leg.timeout_s, self._too_late)
+        connection = self._client.take(place)
+        if connection is not None:
+            self._post(connection)
+        else:
+            self._connecting = self._loop.create_task(self._connect())
+
+    async def _connect(self) -> None:
+        try:
+            self._post(await self._client.connect(self._place))
+        except TimeoutError:
+            self._fail(Reason.PREFILL_UNREACHABLE)
+        except OSError as error:
+            if error.errno in _OUR_FAULT:
+                self._break(error)
+                return
+            is_late = error.errno == errno.ETIMEDOUT  # the kernel gave up before we did
+            self._fail(Reason.PREFILL_UNREACHABLE if is_late else Reason.PREFILL_REFUSED)
+        except Exception as bug:  # noqa: BLE001  whoever waits for the leg hears of it
+            self._break(bug)
+
+    def _post(self, connection: PrefillConnection) -> None:
+        self._connection = connection
+        body = self._leg.body
+        connection.post(_head(self._place, self._leg), body, self._on_head, self._on_end)
+
+    # --- what comes
+
+    def _on_head(self, status: int) -> None:
+        self._status = status
+        if self._leg.body_timeout_s is not None and 200 <= status < 300:
+            self._limit(self._leg.body_timeout_s, self._without_body)
+
+    def _on_end(self, answer: Answer | BrokenAnswer) -> None:
+        connection, self._connection = self._connection, None
+        if isinstance(answer, BrokenAnswer):
+            self._fail(Reason.PREFILL_RESET)
+            return
+        if connection is not None and connection.is_open:
+            self._client.keep(self._place, connection)
+        body = answer.body[0] if len(answer.body) == 1 else b"".join(answer.body)
+        self._answered(answer.status, body, answer.headers)
+
+    def _too_late(self) -> None:
+        self._fail(Reason.PREFILL_TIMEOUT)
+
+    def _without_body(self) -> None:
+        self._answered(self._status, None, [])
+
+    # --- ends
+
+    def _answered(
+        self, status: int, body: bytes | None, headers: list[tuple[bytes, bytes]]
+    ) -> None:
+        answered = PrefillAnswered(
+            status=status,
+            body=body,
+            headers=_for_the_client(headers),
+            seconds=monotonic() - self._since,
+        )
+        self._finish(answered)
+
+    def _fail(self, reason: Reason) -> None:
+        self._finish(PrefillFailed(reason=reason, seconds=monotonic() - self._since))
+
+    def _finish(self, end: End) -> None:
+        if not self.end.done():
+            self.end.set_result(end)
+            self._let_go()
+
+    def _break(self, error: Exception) -> None:
+        if not self.end.done():
+            self.end.set_exception(error)
+            self._let_go()
+
+    def _over(self, _end: "asyncio.Future[End]") -> None:
+        """Also when it was cancelled."""
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._client.forget(self)
+        for limit in self._limits:
+            limit.cancel()
+        self._limits.clear()
+        connecting, self._connecting = self._connecting, None
+        if connecting is not None and connecting is not asyncio.current_task():
+            connecting.cancel()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.abort()
+
+    def _limit(self, seconds: float, what: Callable[[], None]) -> None:
+        self._limits.append(self._loop.call_later(seconds, what))
+
+
+@lru_cache(maxsize=4096)
+def _place(url: str) -> _Place | None:
+    """None for what is no URL of an HTTP server."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError:
+        return None
+    if parts.scheme not in ("http", "https") or not host:
+        return None
+    path = parts.path + (f"?{parts.query}" if parts.query else "")
+    line = f"POST {path or '/'} HTTP/1.1\r\nhost: {parts.netloc}\r\n"
+    return _Place(parts.scheme == "https", host, port, line)
+
+
+def _head(place: _Place, leg: StartPrefill) -> bytes:
+    """Raises ValueError for a header that would end early."""
+    lines = [f"{name}: {value}\r\n" for name, value in leg.headers.items()]
+    text = f"{place.line}content-length: {len(leg.body)}\r\n{''.join(lines)}\r\n"
+    if text.count("\n") != len(lines) + 4 or text.count("\r") != len(lines) + 4:
+        raise ValueError("a header with a line break")
+    return text.encode()
 
 
 _NOT_FOR_THE_CLIENT = frozenset(
     (
-        "connection", "content-encoding", "content-length", "date", "keep-alive",
+        "connection", "content-length", "date", "keep-alive",
         "proxy-authenticate", "host", "server", "set-cookie", "te", "trailer",
         "transfer-encoding", "upgrade", "via", "x-request-id",
     )
 )  # fmt: skip
-"""Of one connection, undone by this client (the encoding), or said anew by the edge."""
+"""Of one connection, or said anew by the edge."""
 
 
-def _for_the_client(headers: "CIMultiDictProxy[str]") -> dict[str, str]:
+def _for_the_client(headers: list[tuple[bytes, bytes]]) -> dict[str, str]:
     joined: dict[str, str] = {}
-    for name, value in headers.items():
-        key = name.lower()
+    for name, value in headers:
+        key = name.decode("latin-1").lower()
         if key not in _NOT_FOR_THE_CLIENT:
-            joined[key] = f"{joined[key]}, {value}" if key in joined else value
+            text = value.decode("latin-1")
+            joined[key] = f"{joined[key]}, {text}" if key in joined else text
     return joined
-
-
-async def _body(response: aiohttp.ClientResponse, limit_s: float | None) -> bytes | None:
-    """The whole body; None for a 2xx that is not whole within `limit_s`."""
-    if limit_s is None or not 200 <= response.status < 300:
-        return await response.read()
-    try:
-        async with asyncio.timeout(limit_s):
-            return await response.read()
-    except TimeoutError:
-        return None

@@ -110,7 +110,10 @@ class Here:
     def note(self, record: Record) -> None:
         self.notes.append(record)
 
-    async def prefill(self, leg: StartPrefill) -> PrefillAnswered | PrefillFailed:
+    def prefill(self, leg: StartPrefill) -> asyncio.Future[PrefillAnswered | PrefillFailed]:
+        return asyncio.create_task(self._prefill(leg))
+
+    async def _prefill(self, leg: StartPrefill) -> PrefillAnswered | PrefillFailed:
         self.legs.append(leg)
         self._fail("prefill")
         try:

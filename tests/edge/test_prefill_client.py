@@ -200,7 +200,7 @@ async def test_no_route_is_refused_and_the_kernels_patience_is_not(
     async def late(*_: object, **__: object) -> None:
         raise OSError(errno.ETIMEDOUT, "Connection timed out")
 
-    monkeypatch.setattr(asyncio.get_running_loop(), "sock_connect", late)
+    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", late)
     failed = await client.send(leg("http://127.0.0.1:1/x"))
     assert isinstance(failed, PrefillFailed)
     assert failed.reason is Reason.PREFILL_UNREACHABLE
@@ -303,7 +303,7 @@ async def test_cancelling_closes_the_connection(
         closed.set()
         writer.close()
 
-    task = asyncio.create_task(client.send(leg(await raw(never))))
+    task = client.send(leg(await raw(never)))
     async with asyncio.timeout(5):
         await asked.wait()
         task.cancel()
