@@ -7,7 +7,6 @@ import signal
 from collections.abc import Coroutine
 from time import monotonic
 from typing import Any
-from uuid import uuid4
 
 import msgspec
 
@@ -115,7 +114,9 @@ class Worker:
         self._situation = survey(view)
 
     def new_exchange(self) -> Exchange:
-        return Exchange(uuid4().hex, self._index, self._situation, self._limits, self._bodies)
+        return Exchange(
+            os.urandom(16).hex(), self._index, self._situation, self._limits, self._bodies
+        )
 
     def pick(self, demand: Demand) -> Placement | NoPlacement:
         with self._cursors.held():

@@ -73,4 +73,14 @@ def refused_record(exchange: str, asked: Asked, reason: Reason) -> Refused:
 
 def trail(record: Placed) -> str:
     """The `pd.rec` metadata of a placement: of its record what adopting it needs."""
-    return encode_trail(Trail(**{name: getattr(record, name) for name in Trail.__struct_fields__}))
+    return encode_trail(
+        Trail(
+            worker=record.worker,
+            api=record.api,
+            model=record.model,
+            is_streaming=record.is_streaming,
+            mode=record.mode,
+            prefill=record.prefill,
+            decode=record.decode,
+        )
+    )

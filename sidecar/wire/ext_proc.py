@@ -4,6 +4,8 @@ The only module that knows their protobuf classes. Nothing here decides anything
 Source: envoy/service/ext_proc/v3/external_processor.proto.
 """
 
+from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -14,7 +16,7 @@ from google.protobuf import struct_pb2
 from google.protobuf.message import DecodeError
 
 from sidecar.errors import RemoteError
-from sidecar.wire.protobuf import field, head, tag
+from sidecar.wire.protobuf import BYTE, SHORT, field, head, tag
 
 NAMESPACE = "pd"
 """Of the dynamic metadata; Envoy's filter must list it in `metadata_options`."""
@@ -117,8 +119,15 @@ def decode(data: bytes) -> Message:
 
 
 def _headers(message: pb.HttpHeaders) -> dict[str, str]:
+    listed = message.headers.headers
+    headers = {h.key: h.raw_value.decode("latin-1") or h.value for h in listed}
+    return headers if len(headers) == len(listed) else _joined(listed)
+
+
+def _joined(listed: Iterable[base_pb2.HeaderValue]) -> dict[str, str]:
+    """With commas where a name is repeated."""
     headers: dict[str, str] = {}
-    for header in message.headers.headers:
+    for header in listed:
         value = header.raw_value.decode("latin-1") or header.value
         seen = headers.get(header.key)
         headers[header.key] = value if seen is None else f"{seen},{value}"
@@ -168,6 +177,8 @@ _BODY = _tag_of(pb.BodyMutation, "body")
 _SET = _tag_of(pb.HeaderMutation, "set_headers")
 _REMOVE = _tag_of(pb.HeaderMutation, "remove_headers")
 _HEADER = _tag_of(base_pb2.HeaderValueOption, "header")
+_AROUND_HEADER = 2 + len(_OVERWRITE)
+"""bytes of a short HeaderValueOption around its HeaderValue's"""
 _KEY = _tag_of(base_pb2.HeaderValue, "key")
 _RAW_VALUE = _tag_of(base_pb2.HeaderValue, "raw_value")
 _FIELDS = _tag_of(struct_pb2.Struct, "fields")
@@ -212,24 +223,57 @@ def _immediate_reply(reply: ImmediateReply) -> bytes:
 
 def _set_headers(headers: dict[str, str]) -> bytes:
     """Of a HeaderMutation. Each overwrites, or a client could add a second value."""
-    options = []
-    for name, value in headers.items():
-        raw = value.encode("latin-1", "replace")
-        header = field(_HEADER, field(_KEY, name.encode()) + field(_RAW_VALUE, raw))
-        options.append(field(_SET, header + _OVERWRITE))
-    return b"".join(options)
+    return b"".join([_option(name, value) for name, value in headers.items()])
+
+
+def _option(name: str, value: str) -> bytes:
+    raw = value.encode("latin-1", "replace")
+    key = _key_of(name)
+    size = len(key) + len(raw) + 2
+    if size < SHORT:  # the usual: every length fits into one byte
+        whole = size + _AROUND_HEADER
+        return b"".join(
+            (
+                _SET,
+                BYTE[whole],
+                _HEADER,
+                BYTE[size],
+                key,
+                _RAW_VALUE,
+                BYTE[len(raw)],
+                raw,
+                _OVERWRITE,
+            )
+        )
+    return field(_SET, field(_HEADER, key + field(_RAW_VALUE, raw)) + _OVERWRITE)
+
+
+@lru_cache(maxsize=256)
+def _key_of(name: str) -> bytes:
+    return field(_KEY, name.encode())
 
 
 def _metadata(metadata: dict[str, str]) -> bytes:
     """`{"pd": metadata}` as the `dynamic_metadata` of a ProcessingResponse."""
     if not metadata:
         return b""
-    inner = b"".join(
-        [_entry(key, field(_STRING, value.encode())) for key, value in metadata.items()]
-    )
-    return field(_METADATA, _entry(NAMESPACE, field(_STRUCT, inner)))
+    inner = b"".join([_entry(key, value.encode()) for key, value in metadata.items()])
+    space = field(_ENTRY_KEY, NAMESPACE.encode()) + field(_ENTRY_VALUE, field(_STRUCT, inner))
+    return field(_METADATA, field(_FIELDS, space))
 
 
-def _entry(key: str, value: bytes) -> bytes:
-    """Of a Struct: a name and a Value."""
-    return field(_FIELDS, field(_ENTRY_KEY, key.encode()) + field(_ENTRY_VALUE, value))
+def _entry(name: str, value: bytes) -> bytes:
+    """Of a Struct: a name and a string."""
+    key = _entry_key_of(name)
+    size = len(value) + 2
+    whole = len(key) + size + 2
+    if whole < SHORT:
+        return b"".join(
+            (_FIELDS, BYTE[whole], key, _ENTRY_VALUE, BYTE[size], _STRING, BYTE[len(value)], value)
+        )
+    return field(_FIELDS, key + field(_ENTRY_VALUE, field(_STRING, value)))
+
+
+@lru_cache(maxsize=256)
+def _entry_key_of(name: str) -> bytes:
+    return field(_ENTRY_KEY, name.encode())

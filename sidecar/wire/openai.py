@@ -7,6 +7,7 @@ instances or of Envoy.
 
 import codecs
 import re
+from functools import lru_cache
 
 import msgspec
 
@@ -93,8 +94,20 @@ _DECODER = msgspec.json.Decoder(Fields)
 
 def join(fields: Fields) -> bytes:
     """The inverse of `split`: one JSON object, members in order, values as they are."""
-    encode = msgspec.json.encode
-    return b"{" + b",".join([encode(k) + b":" + bytes(v) for k, v in fields.items()]) + b"}"
+    parts: list[bytes | msgspec.Raw] = [b"{"]
+    for name, value in fields.items():
+        parts += (_short_key(name) if len(name) < 64 else _key(name), value, b",")
+    parts[-1] = b"}"  # in place of the last comma
+    return b"".join(parts) if fields else b"{}"
+
+
+@lru_cache(maxsize=1024)
+def _short_key(name: str) -> bytes:
+    return _key(name)
+
+
+def _key(name: str) -> bytes:
+    return msgspec.json.encode(name) + b":"
 
 
 def text(fields: Fields, name: str) -> str | None:

@@ -7,29 +7,30 @@ the tests compare with.
 """
 
 LENGTH_DELIMITED = 2
-_ONE_BYTE = tuple(bytes((n,)) for n in range(128))
+SHORT = 128
+"""numbers below it are one byte"""
+BYTE = tuple(bytes((n,)) for n in range(SHORT))
 
 
 def tag(number: int) -> bytes:
     """Of a length-delimited field with a number below 16."""
-    return _ONE_BYTE[number << 3 | LENGTH_DELIMITED]
+    return BYTE[number << 3 | LENGTH_DELIMITED]
 
 
 def varint(value: int) -> bytes:
     """Of a number that is not negative."""
-    made = bytearray()
-    while value > 127:
-        made.append(value & 127 | 128)
-        value >>= 7
-    made.append(value)
-    return bytes(made)
+    if value < SHORT:
+        return BYTE[value]
+    if value < SHORT * SHORT:
+        return bytes((value & 127 | 128, value >> 7))
+    return bytes((value & 127 | 128,)) + varint(value >> 7)
 
 
 def head(mark: bytes, size: int) -> bytes:
     """What stands before the `size` bytes of a field."""
-    return mark + (_ONE_BYTE[size] if size < 128 else varint(size))
+    return mark + (BYTE[size] if size < SHORT else varint(size))
 
 
 def field(mark: bytes, data: bytes) -> bytes:
     size = len(data)
-    return mark + (_ONE_BYTE[size] if size < 128 else varint(size)) + data
+    return mark + (BYTE[size] if size < SHORT else varint(size)) + data
