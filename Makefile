@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed-dev
 WITH_CLIENTS := $(VENV)/.installed-clients
 WITH_ATHERIS := $(VENV)/.installed-fuzz
+WITH_PEERS := $(VENV)/.installed-bench
 CLIENTS ?= 4096
 ROUNDS ?= 3
 WORKERS ?= 2
@@ -13,7 +14,7 @@ SECONDS ?= 300
 MODES ?= READ WRITE
 SEED ?=
 
-.PHONY: help run demo test test-timed test-clients test-engines test-unit check format burst chaos fuzz clean
+.PHONY: help run demo test test-timed test-clients test-engines test-unit check format bench burst chaos fuzz clean
 
 help:  ## What there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -63,6 +64,12 @@ check: $(INSTALLED)  ## Format, lint, types, and which package may import which
 format: $(INSTALLED)  ## Format and mend what the linter can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+bench: ROUNDS = 5
+bench: SECONDS = 1.5
+bench: $(WITH_PEERS)  ## Beside vllm-router, plain Envoy, ...: ROUNDS, SECONDS a load, PARTS, ONLY, WRITE=1, STRICT=1
+	$(BIN)/python -m tests.bench.bench --rounds $(ROUNDS) --seconds $(SECONDS) $(if $(PARTS),--parts $(PARTS)) \
+	  $(if $(ONLY),--only $(ONLY)) $(if $(WRITE),--write) $(if $(STRICT),--strict)
 
 burst: $(INSTALLED)  ## CLIENTS connections at once, ROUNDS times
 	$(BIN)/python -m tests.bench.burst --clients $(CLIENTS) --rounds $(ROUNDS) --workers $(WORKERS)

@@ -2,16 +2,24 @@
 
 from collections.abc import Sequence
 
+from tests.bench import burst_part
 from tests.bench.goals import Goal
 from tests.bench.samples import Metric, Samples, Spread
-from tests.bench.streams_part import FIRST_P50_MS, FIRST_P99_MS, GAP_P50_MS, GAP_P99_MS
-from tests.bench.whole_part import P50_MS, P99_MS
+from tests.bench.streams_part import (
+    FIRST_P50_MS,
+    FIRST_P99_MS,
+    GAP_P50_MS,
+    GAP_P99_MS,
+    SHARE_US,
+)
+from tests.bench.whole_part import P50_MS, P99_MS, SHARE_MS
 
 PEERS = ("envoy", "vllm-router", "example")
 ADDED = (P50_MS, P99_MS, FIRST_P50_MS, FIRST_P99_MS, GAP_P50_MS, GAP_P99_MS)
 """shown as what a target adds to the engines alone"""
 TITLES = {"ours": "pd-sidecar", "envoy": "plain Envoy", "direct": "engines alone"}
 FAILURES_SHOWN = 20
+PARTS_OF_CPU = tuple(share.partition("{}")[0] for share in (SHARE_MS, SHARE_US))
 
 
 def describe(
@@ -38,8 +46,13 @@ def ratio_table(samples: Samples, names: Sequence[str]) -> str:
 
 
 def compared(samples: Samples) -> list[Metric]:
-    """Metrics that targets share: not the parts of one target's CPU."""
-    return [one for one in samples.numbers if " of " not in one.quantity]
+    """Metrics of which a ratio says something: not the parts of one target's CPU, no counts."""
+    counts = (burst_part.FAILURES, burst_part.OVERFLOWS)
+    return [
+        one
+        for one in samples.numbers
+        if one.quantity not in counts and not one.quantity.startswith(PARTS_OF_CPU)
+    ]
 
 
 def goal_table(goals: Sequence[Goal]) -> str:

@@ -11,11 +11,13 @@ whole answers.
 
 import argparse
 import asyncio
+import contextlib
 import json
 import math
 import sys
 from array import array
 from collections import Counter
+from collections.abc import AsyncIterator
 from time import monotonic
 from typing import Any, cast
 
@@ -97,6 +99,7 @@ class Crowd:
         if chunks:
             self._expected = b"".join([*stream_events(chunks), DONE])
         self._count = count
+        self._began: float | None = None
         self._unanswered = asyncio.Semaphore(at_once or count)
         self._loop = asyncio.get_running_loop()
         self.clients: list[Client] = []
@@ -124,7 +127,13 @@ class Crowd:
         self._open.discard(client)
         self._changed.set()
 
+    @property
+    def age_s(self) -> float:
+        """Since it was told to load."""
+        return monotonic() - self._began if self._began is not None else 0.0
+
     async def connect(self) -> int:
+        """Returns how many could."""
         await asyncio.gather(*(self._connect_one() for _ in range(self._count)))
         return sum(one.fault is None for one in self.clients)
 
@@ -135,11 +144,14 @@ class Crowd:
             await self._loop.create_connection(lambda: client, self._host, self._port)
         except OSError as error:
             client.fault = f"connect: {error.strerror or error}"
+        except asyncio.CancelledError:
+            client.fault = "connect: not in time"
+            raise
         return client
 
-    async def load(self, connects_late: bool) -> float:
-        """Send everything, and wait until each has a byte; the moment at which it began."""
-        began = monotonic()
+    async def load(self, connects_late: bool) -> None:
+        """Send everything, and wait until each has a byte."""
+        self._began = monotonic()
         if connects_late:
             await asyncio.gather(*(self._connect_and_send() for _ in range(self._count)))
         else:
@@ -149,7 +161,6 @@ class Crowd:
         while self._waiting:
             self._changed.clear()
             await self._changed.wait()
-        return began
 
     async def _connect_and_send(self) -> None:
         await self._unanswered.acquire()
@@ -170,12 +181,14 @@ class Crowd:
             self._changed.clear()
             await self._changed.wait()
 
-    def result(self, began: float) -> dict[str, Any]:
+    def result(self) -> dict[str, Any]:
+        """What all saw; who is not served by now has failed."""
+        ended = [one.last_at if one.is_whole else monotonic() for one in self.clients]
         faults = Counter(fault for one in self.clients if (fault := self._judge(one)) is not None)
         well = [one for one in self.clients if one.fault is None]
         return {
             "faults": dict(faults),
-            "seconds": max((one.last_at for one in self.clients), default=began) - began,
+            "seconds": max(ended) - (self._began or 0.0),
             "first_s": quantiles([one.first_at - one.sent_at for one in well if one.first_at]),
             "gap_s": quantiles(self.gaps),
         }
@@ -184,7 +197,7 @@ class Crowd:
         if client.fault is not None:
             return client.fault
         if not client.is_whole:
-            return UNFINISHED
+            return UNFINISHED if client.sent_at else "never sent"
         try:
             answer = read_answer(bytes(client.incoming.data))
         except BrokenAnswerError as error:
@@ -207,20 +220,27 @@ async def serve(arguments: argparse.Namespace) -> None:
     loop = asyncio.get_running_loop()
     orders = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
-    connected = 0 if arguments.connects_late else await crowd.connect()
+    connected = 0
+    if not arguments.connects_late:
+        async with within(arguments.limit_s):
+            connected = await crowd.connect()
     tell({"connected": connected})
-    began = 0.0
     while order := (await orders.readline()).strip():
-        try:
-            async with asyncio.timeout(arguments.limit_s):
-                match order:
-                    case b"go":
-                        began = await crowd.load(arguments.connects_late)
-                    case b"finish":
-                        await crowd.finish()
-        except TimeoutError:
-            pass  # the result names those that are not whole
-        tell(crowd.result(began) if order == b"finish" else {"chunks": crowd.chunks})
+        async with within(arguments.limit_s - crowd.age_s):
+            match order:
+                case b"go":
+                    await crowd.load(arguments.connects_late)
+                case b"finish":
+                    await crowd.finish()
+        tell(crowd.result() if order == b"finish" else {"chunks": crowd.chunks})
+
+
+@contextlib.asynccontextmanager
+async def within(limit_s: float) -> AsyncIterator[None]:
+    """Ends what takes longer; the result names who was not served by then."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            yield
 
 
 def tell(value: dict[str, Any]) -> None:
@@ -234,7 +254,7 @@ def main() -> None:
     parser.add_argument("--chunks", type=int, required=True)
     parser.add_argument("--at-once", type=int, default=0, help="0: all")
     parser.add_argument("--connects-late", action="store_true")
-    parser.add_argument("--limit-s", type=float, required=True, help="of each order")
+    parser.add_argument("--limit-s", type=float, required=True, help="until all is done")
     raise_file_limit()
     uvloop.run(serve(parser.parse_args()))
 

@@ -49,7 +49,7 @@ AT_ONCE = 32
 """requests without an answer while streams are opened whose opening is not measured"""
 
 
-def run_round(fleet: Fleet, samples: Samples, number: int) -> None:
+def run_round(fleet: Fleet, samples: Samples, number: int, limit_s: float) -> None:
     engine = fleet.decode
     assert isinstance(engine, StreamEngine)
     idle = idle_rates(fleet, samples, number)
@@ -61,7 +61,7 @@ def run_round(fleet: Fleet, samples: Samples, number: int) -> None:
         engine.set_pace(streams.pace_ms, streams.chunks)
         for target in fleet.in_turn(number):
             settle(target)
-            together(fleet, samples, target, streams, number)
+            together(fleet, samples, target, streams, number, limit_s)
 
 
 def idle_rates(fleet: Fleet, samples: Samples, number: int) -> dict[str, Seconds]:
@@ -101,10 +101,12 @@ def steady(samples: Samples, target: Target, idle: Seconds, number: int) -> None
         samples.add(number, target.name, STEADY.metric(SHARE_US.format(kind)), value)
 
 
-def together(fleet: Fleet, samples: Samples, target: Target, streams: Streams, number: int) -> None:
+def together(
+    fleet: Fleet, samples: Samples, target: Target, streams: Streams, number: int, limit_s: float
+) -> None:
     """All connected, then all asked at the same moment."""
     legs_before = fleet.prefill.count(), fleet.decode.count()
-    with CrowdProcess(target.address, streams.clients, streams.chunks) as crowd:
+    with CrowdProcess(target.address, streams.clients, streams.chunks, limit_s=limit_s) as crowd:
         crowd.go()
         seen = crowd.finish()
     prefilled = fleet.prefill.count() - legs_before[0]

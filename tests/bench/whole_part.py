@@ -16,6 +16,7 @@ P99_MS = "first byte p99, ms"
 CPU_MS = "CPU per request, ms"
 SHARE_MS = "CPU per request of {}, ms"
 WARM_UP_S = 0.3
+WARM_UP = ("0.6 KB", "220 KB")
 
 SIZES = {"0.6 KB": 600, "9 KB": 9_000, "72 KB": 72_000, "220 KB": 220_000, "600 KB": 600_000}
 SIZES |= {"4 MB": 4_000_000}
@@ -58,10 +59,16 @@ def run_round(
     for cell in cells:
         body = chat_body(SIZES[cell.size])
         for target in fleet.in_turn(number):
-            if number == 0:
-                wrk.run(target.address, body, cell.clients, WARM_UP_S)
             settle(target)
             measure(fleet, samples, target, cell, body, wrk, number, seconds)
+
+
+def warm_up(fleet: Fleet) -> None:
+    """What a target does once only is not measured."""
+    wrk = Wrk(fleet.folder)
+    for target in fleet.targets:
+        for size in WARM_UP:
+            wrk.run(target.address, chat_body(SIZES[size]), SATURATING, WARM_UP_S)
 
 
 def measure(
