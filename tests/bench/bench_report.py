@@ -18,6 +18,7 @@ PEERS = ("envoy", "vllm-router", "example")
 ADDED = (P50_MS, P99_MS, FIRST_P50_MS, FIRST_P99_MS, GAP_P50_MS, GAP_P99_MS)
 """shown as what a target adds to the engines alone"""
 TITLES = {"ours": "pd-sidecar", "envoy": "plain Envoy", "direct": "engines alone"}
+KINDS = ("Envoy", "worker", "control", "supervisor")
 FAILURES_SHOWN = 20
 PARTS_OF_CPU = tuple(share.partition("{}")[0] for share in (SHARE_MS, SHARE_US))
 
@@ -31,6 +32,7 @@ def describe(
         parts += ["### Ratios, pd-sidecar to its peers", ratio_table(samples, names)]
     parts += ["### What must be reached", goal_table(goals)]
     parts += ["### All numbers", number_table(samples, names)]
+    parts += ["### Where pd-sidecar's CPU goes", share_table(samples)]
     parts += ["### Failures", failure_list(samples)]
     return "\n\n".join(parts)
 
@@ -48,11 +50,7 @@ def ratio_table(samples: Samples, names: Sequence[str]) -> str:
 def compared(samples: Samples) -> list[Metric]:
     """Metrics of which a ratio says something: not the parts of one target's CPU, no counts."""
     counts = (burst_part.FAILURES, burst_part.OVERFLOWS)
-    return [
-        one
-        for one in samples.numbers
-        if one.quantity not in counts and not one.quantity.startswith(PARTS_OF_CPU)
-    ]
+    return [one for one in samples.numbers if one.quantity not in counts and not is_share(one)]
 
 
 def goal_table(goals: Sequence[Goal]) -> str:
@@ -69,6 +67,8 @@ def goal_table(goals: Sequence[Goal]) -> str:
 def number_table(samples: Samples, names: Sequence[str]) -> str:
     rows = []
     for metric in samples.numbers:
+        if is_share(metric):
+            continue
         if metric.quantity in ADDED and "direct" in names:
             cells = [show(samples.difference(metric, name, "direct")) for name in names]
             cells[list(names).index("direct")] = show(samples.spread("direct", metric))
@@ -77,6 +77,24 @@ def number_table(samples: Samples, names: Sequence[str]) -> str:
             cells = [show(samples.spread(name, metric)) for name in names]
             rows.append([metric.cell, metric.quantity, *cells])
     return table(["", "", *(TITLES.get(name, name) for name in names)], rows)
+
+
+def is_share(metric: Metric) -> bool:
+    """Whether it is the CPU of one kind of process."""
+    return metric.quantity.startswith(PARTS_OF_CPU)
+
+
+def share_table(samples: Samples) -> str:
+    """A row for each cell, a column for each kind of process of ours."""
+    shares = {m: samples.spread("ours", m) for m in samples.numbers if is_share(m)}
+    cells = list(dict.fromkeys(metric.cell for metric in shares))
+    rows = []
+    for cell in cells:
+        found = {m.quantity: spread for m, spread in shares.items() if m.cell == cell}
+        share = next(one for one in (SHARE_MS, SHARE_US) if one.format(KINDS[0]) in found)
+        unit = "us a chunk" if share is SHARE_US else "ms a request"
+        rows.append([cell, unit, *(show(found.get(share.format(kind))) for kind in KINDS)])
+    return table(["", "", *KINDS], rows)
 
 
 def failure_list(samples: Samples) -> str:

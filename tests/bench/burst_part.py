@@ -1,7 +1,7 @@
 """The part with a burst: thousands connect and ask for a whole answer at the same moment."""
 
 from tests.bench.crowd_process import CrowdProcess
-from tests.bench.fleet import Fleet, settle
+from tests.bench.fleet import Fleet, guarded, settle
 from tests.bench.kernel_counters import read_tcp_counters
 from tests.bench.samples import Metric, Samples
 from tests.bench.targets.target import Target
@@ -17,8 +17,9 @@ FIRST_P99_MS = "answer p99, ms"
 
 def run_round(fleet: Fleet, samples: Samples, number: int, limit_s: float) -> None:
     for target in fleet.in_turn(number):
-        settle(target)
-        measure(samples, target, number, limit_s)
+        with guarded(samples, target, f"{CELL}, round {number + 1}"):
+            settle(target)
+            measure(samples, target, number, limit_s)
 
 
 def measure(samples: Samples, target: Target, number: int, limit_s: float) -> None:

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Protocol
 
 from tests.bench.cpu_account import read_account
+from tests.bench.crowd_process import CrowdError
 from tests.bench.heartbeats import Heartbeats
 from tests.bench.nginx_engines import NginxEngines, Registration
+from tests.bench.samples import Samples
 from tests.bench.stream_engine_process import StreamEngine
 from tests.bench.targets.direct import Direct
 from tests.bench.targets.envoy import PlainEnvoy
@@ -19,6 +21,7 @@ from tests.bench.targets.example import Example
 from tests.bench.targets.ours import Ours
 from tests.bench.targets.target import Target
 from tests.bench.targets.vllm_router import VllmRouter
+from tests.bench.wrk import WrkError
 
 NAMES = ("ours", "vllm-router", "example", "envoy", "direct")
 QUIET_SHARE = 0.05
@@ -103,6 +106,15 @@ def make_target(name: str, decode_addresses: list[str], folder: Path) -> Target:
             return PlainEnvoy(decode_addresses, folder)
         case _:
             return Direct(decode_addresses[0])
+
+
+@contextlib.contextmanager
+def guarded(samples: Samples, target: Target, where: str) -> Iterator[None]:
+    """A target or a load that breaks off is a failure of this measurement, not of the run."""
+    try:
+        yield
+    except (OSError, CrowdError, WrkError) as error:
+        samples.fail(target.name, f"{where}: {error!r}")
 
 
 def settle(target: Target) -> None:

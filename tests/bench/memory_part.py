@@ -4,7 +4,7 @@ Of a target's processes; what the kernel keeps for a socket is the same for all 
 """
 
 from tests.bench.crowd_process import CrowdProcess
-from tests.bench.fleet import Fleet, settle
+from tests.bench.fleet import Fleet, guarded, settle
 from tests.bench.memory_account import KIB_PER_MIB, read_memory
 from tests.bench.samples import Metric, Samples
 from tests.bench.stream_engine_process import StreamEngine
@@ -31,16 +31,21 @@ def run_round(fleet: Fleet, samples: Samples, number: int) -> None:
     assert isinstance(engine, StreamEngine)
     engine.set_pace(PACE_MS, CHUNKS)
     for target in fleet.in_turn(number):
-        settle(target)
-        fresh = read_memory(target.processes())
-        for quantity, kib in ((PSS_MIB, fresh.pss_kib), (RSS_MIB, fresh.rss_kib)):
-            samples.add(number, target.name, Metric(IDLE, quantity), kib / KIB_PER_MIB)
-        # What the first requests make it keep for good is not a connection's.
-        grown(samples, target, WARM_CLIENTS, 0, number)
-        kept = grown(samples, target, CONNECTIONS, 0, number)
-        samples.add(number, target.name, Metric(IDLE_CONNECTIONS, KIB_EACH), kept)
-        kept = grown(samples, target, STREAMS, CHUNKS, number)
-        samples.add(number, target.name, Metric(OPEN_STREAMS, KIB_EACH), kept)
+        with guarded(samples, target, f"memory, round {number + 1}"):
+            measure(samples, target, number)
+
+
+def measure(samples: Samples, target: Target, number: int) -> None:
+    settle(target)
+    fresh = read_memory(target.processes())
+    for quantity, kib in ((PSS_MIB, fresh.pss_kib), (RSS_MIB, fresh.rss_kib)):
+        samples.add(number, target.name, Metric(IDLE, quantity), kib / KIB_PER_MIB)
+    # What the first requests make it keep for good is not a connection's.
+    grown(samples, target, WARM_CLIENTS, 0, number)
+    kept = grown(samples, target, CONNECTIONS, 0, number)
+    samples.add(number, target.name, Metric(IDLE_CONNECTIONS, KIB_EACH), kept)
+    kept = grown(samples, target, STREAMS, CHUNKS, number)
+    samples.add(number, target.name, Metric(OPEN_STREAMS, KIB_EACH), kept)
 
 
 def grown(samples: Samples, target: Target, clients: int, chunks: int, number: int) -> float:

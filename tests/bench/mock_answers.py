@@ -1,5 +1,6 @@
 """What the mock engines answer, byte for byte, so that a client can tell if it got just that."""
 
+import functools
 import json
 
 MODEL = "bench-model"
@@ -7,6 +8,8 @@ PATH = "/v1/chat/completions"
 VERSION = json.dumps({"version": "0.33.0"})
 MODELS = json.dumps({"object": "list", "data": [{"id": MODEL, "object": "model", "created": 1}]})
 DONE = b"data: [DONE]\n\n"
+SENTENCE = 'The quick brown fox said "no" to the lazy dog, and then\nnothing happened. '
+"""with what JSON escapes, as prompts have it"""
 BLOCKS = 40
 """KV blocks that prefill hands over: a prompt of 640 tokens"""
 
@@ -94,9 +97,9 @@ def stream_events(count: int) -> list[bytes]:
     return events
 
 
+@functools.cache
 def chat_body(size_bytes: int, is_streamed: bool = False) -> bytes:
     """A client's request of about that many bytes: a conversation of turns as long as it takes."""
-    sentence = 'The quick brown fox said "no" to the lazy dog, and then\nnothing happened. '
     request = {
         "model": MODEL,
         "messages": [{"role": "system", "content": "You answer briefly."}],
@@ -105,15 +108,14 @@ def chat_body(size_bytes: int, is_streamed: bool = False) -> bytes:
         "top_p": 0.95,
         "stream": is_streamed,
     }
-    missing = size_bytes - len(json.dumps(request))
-    turn_bytes = 4000
-    turns = []
-    while missing > 0:
-        part = min(missing, turn_bytes)
-        content = (sentence * (part // len(sentence) + 1))[: max(1, part - 60)]
-        turns.append({"role": ("user", "assistant")[len(turns) % 2], "content": content})
-        missing = size_bytes - len(json.dumps(request)) - len(json.dumps(turns))
-        if part < turn_bytes:
-            break
-    request["messages"] = [*request["messages"], *turns]
+    full, rest = divmod(max(0, size_bytes - len(json.dumps(request))), len(json.dumps(turn(0))))
+    turns = [turn(index) for index in range(full)]
+    # Its own frame is in the rest; a rest that is all frame is left out.
+    if rest > len(json.dumps(turn(full, ""))):
+        turns.append(turn(full, ("word " * rest)[: rest - len(json.dumps(turn(full, "")))]))
+    request["messages"] = [{"role": "system", "content": "You answer briefly."}, *turns]
     return json.dumps(request).encode()
+
+
+def turn(index: int, content: str = SENTENCE * 50) -> dict[str, str]:
+    return {"role": ("user", "assistant")[index % 2], "content": content}

@@ -18,12 +18,13 @@ def test_a_report_has_ratios_first_and_what_is_added() -> None:
     samples = Samples()
     for target, value in {"ours": 6.0, "envoy": 2.0, "direct": 1.0}.items():
         samples.add(0, target, Metric("cell", P50_MS), value)
-    samples.add(0, "ours", Metric("cell", SHARE_MS.format("control")), 0.5)
+    for kind, value in {"Envoy": 0.3, "control": 0.5}.items():
+        samples.add(0, "ours", Metric("cell", SHARE_MS.format(kind)), value)
     text = describe(samples, judge(samples), "Machine: any", 1, ["ours", "envoy", "direct"])
     ratios, _, numbers = text.partition("### All numbers")
     assert f"| cell | {P50_MS} | 3 |" in ratios
     assert f"| cell | {P50_MS}, added | 5 | 1 | 1 |" in numbers
-    assert "control" in numbers
+    assert "| cell | ms a request | 0.3 | - | 0.5 | - |" in numbers
     assert "control" not in ratios
     assert "None: every answer" in text
 

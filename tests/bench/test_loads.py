@@ -1,14 +1,16 @@
 """The loads: wrk's words, and a crowd of streams against the streaming engine."""
 
 import json
+import select
 import shutil
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.bench.crowd_process import CrowdProcess
-from tests.bench.mock_answers import chat_body, decode_answer, stream_events
+from tests.bench.mock_answers import PATH, chat_body, decode_answer, stream_events
 from tests.bench.nginx_engines import NginxEngines
 from tests.bench.stream_engine_process import StreamEngine
 from tests.bench.targets.target import ask
@@ -121,10 +123,30 @@ def test_events_are_some_200_bytes() -> None:
     assert all(170 < len(event) < 230 for event in stream_events(20))
 
 
-@pytest.mark.skipif(
+needs_nginx = pytest.mark.skipif(
     not (shutil.which("nginx") or Path("/usr/sbin/nginx").exists()),
     reason="nginx is not installed (apt-get install nginx)",
 )
+
+
+@needs_nginx
+def test_nginx_waits_for_the_whole_body(tmp_path: Path) -> None:
+    """No answer to half of a long request; to all of it, one."""
+    decode = NginxEngines("D", tmp_path)
+    try:
+        host, _, port = decode.addresses[0].partition(":")
+        body = chat_body(220_000)
+        with socket.create_connection((host, int(port)), timeout=10) as client:
+            head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+            client.sendall(head.encode() + body[:100_000])
+            assert select.select([client], [], [], 0.3)[0] == []
+            client.sendall(body[100_000:])
+            assert client.recv(1000).startswith(b"HTTP/1.1 200 OK")
+    finally:
+        decode.close()
+
+
+@needs_nginx
 def test_nginx_answers_and_counts(tmp_path: Path) -> None:
     """Short or long, from each address: decode's answer, and one request more."""
     decode = NginxEngines("D", tmp_path)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tests.bench.cpu_account import read_account, used_since
-from tests.bench.fleet import Fleet, settle
+from tests.bench.fleet import Fleet, guarded, settle
 from tests.bench.mock_answers import chat_body
 from tests.bench.samples import Metric, Samples
 from tests.bench.targets.target import Target
@@ -59,8 +59,9 @@ def run_round(
     for cell in cells:
         body = chat_body(SIZES[cell.size])
         for target in fleet.in_turn(number):
-            settle(target)
-            measure(fleet, samples, target, cell, body, wrk, number, seconds)
+            with guarded(samples, target, f"{cell.name}, round {number + 1}"):
+                settle(target)
+                measure(fleet, samples, target, cell, body, wrk, number, seconds)
 
 
 def warm_up(fleet: Fleet) -> None:
@@ -96,6 +97,7 @@ def measure(
     numbers = {RATE: load.per_second, P50_MS: load.p50_s * 1e3, P99_MS: load.p99_s * 1e3}
     if processes:
         numbers[CPU_MS] = sum(cpu.values()) / load.answers * 1e3
+    if len(cpu) > 1:
         numbers |= {SHARE_MS.format(kind): s / load.answers * 1e3 for kind, s in cpu.items()}
     for quantity, value in numbers.items():
         samples.add(number, target.name, cell.metric(quantity), value)
