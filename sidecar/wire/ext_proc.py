@@ -16,6 +16,7 @@ from google.protobuf import struct_pb2
 from google.protobuf.message import DecodeError
 
 from sidecar.errors import RemoteError
+from sidecar.wire import protobuf
 from sidecar.wire.protobuf import BYTE, SHORT, field, head, tag
 
 NAMESPACE = "pd"
@@ -97,8 +98,15 @@ class ImmediateReply(msgspec.Struct, frozen=True, kw_only=True):
 Reply = HeadersReply | BodyReply | PassReply | ImmediateReply
 
 
+def _tag_of(message: Any, name: str) -> bytes:
+    return tag(message.DESCRIPTOR.fields_by_name[name].number)
+
+
 def decode(data: bytes) -> Message:
     """One ProcessingRequest. Raises RemoteError on garbage."""
+    body = _body_alone(data)
+    if body is not None:
+        return RequestBody(body)
     try:
         request = pb.ProcessingRequest.FromString(data)
     except DecodeError as error:
@@ -116,6 +124,22 @@ def decode(data: bytes) -> Message:
         is_status = status.isdecimal() and len(status) == 3
         return ResponseHeaders(int(status) if is_status else 0, headers.get("x-pd-error", ""))
     return Unexpected(str(kind))
+
+
+def _body_alone(data: bytes) -> bytes | None:
+    """The body of a message that is a body and nothing else, as Envoy sends it, copied once; None:
+    whatever it is, the classes tell."""
+    message = protobuf.extent(data, 1) if data[:1] == _IN_BODY else None
+    if message is None or message.stop != len(data):
+        return None
+    at: int = message.start
+    body = protobuf.extent(data, at + 1) if data[at : at + 1] == _IN_BODY_BYTES else None
+    return data[body] if body is not None and data[body.stop :] in _IN_BODY_ENDS else None
+
+
+_IN_BODY: bytes = _tag_of(pb.ProcessingRequest, "request_body")
+_IN_BODY_BYTES: bytes = _tag_of(pb.HttpBody, "body")
+_IN_BODY_ENDS = (b"", pb.HttpBody(end_of_stream=True).SerializeToString())
 
 
 def _headers(message: pb.HttpHeaders) -> dict[str, str]:
@@ -160,10 +184,6 @@ _CLEAR: bytes = pb.CommonResponse(clear_route_cache=True).SerializeToString()
 _OVERWRITE: bytes = base_pb2.HeaderValueOption(
     append_action=base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 ).SerializeToString()
-
-
-def _tag_of(message: Any, name: str) -> bytes:
-    return tag(message.DESCRIPTOR.fields_by_name[name].number)
 
 
 _REQUEST_HEADERS = _tag_of(pb.ProcessingResponse, "request_headers")

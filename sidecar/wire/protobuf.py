@@ -34,3 +34,16 @@ def head(mark: bytes, size: int) -> bytes:
 def field(mark: bytes, data: bytes) -> bytes:
     size = len(data)
     return mark + (BYTE[size] if size < SHORT else varint(size)) + data
+
+
+def extent(data: bytes, at: int) -> slice | None:
+    """Where the bytes of a field are whose length begins at `at`; None: they are not all there."""
+    size = shift = 0
+    while at < len(data) and shift < 35:
+        byte = data[at]
+        at += 1
+        size |= (byte & 127) << shift
+        if byte < SHORT:
+            return slice(at, at + size) if at + size <= len(data) else None
+        shift += 7
+    return None

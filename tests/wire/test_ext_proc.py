@@ -5,6 +5,7 @@ from envoy.config.core.v3 import base_pb2
 from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from google.protobuf import json_format
+from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -175,3 +176,25 @@ def test_a_header_beyond_latin_1_does_not_break_the_reply() -> None:
     )
     (option,) = message.immediate_response.headers.set_headers
     assert option.header.raw_value == b"x/?\xe4"
+
+
+BODIES = [b"", b"{", b"\x00" * 127, b"\x22" * 128, b"x" * 16384, bytes(range(256)) * 300]
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: str(len(body)))
+def test_a_body_is_found_without_the_classes_as_with_them(body: bytes, is_last: bool) -> None:
+    """Of every size of its lengths; whatever is cut off or added, it is what the classes say."""
+    request = pb.ProcessingRequest(request_body=pb.HttpBody(body=body, end_of_stream=is_last))
+    data = request.SerializeToString()
+    assert decode(data) == RequestBody(body)
+    for changed in (data + b"\x50\x01", data[:-1], data[:3], data + data, data[:2] + b"\x1a\x00"):
+        try:
+            expected = pb.ProcessingRequest.FromString(changed)
+        except DecodeError:
+            with pytest.raises(RemoteError):
+                decode(changed)
+        else:
+            is_body = expected.WhichOneof("request") == "request_body"
+            found = decode(changed)
+            assert (found == RequestBody(expected.request_body.body)) == is_body
