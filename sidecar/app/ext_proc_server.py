@@ -9,7 +9,6 @@ from pathlib import Path
 from time import monotonic
 
 from sidecar.edge.exchange_driver import ExchangeDriver, Surroundings
-from sidecar.edge.grpcio_server import GrpcioServer
 from sidecar.edge.http2_server import Http2Server
 from sidecar.exchange.phase import Phase
 from sidecar.exchange.records import Placed
@@ -23,7 +22,12 @@ CLOSE_S, CLOSE_POLL_S = 1.0, 0.01
 
 def carrier(kind: str, accept: Accept) -> Carrier:
     """`http2`, or `grpcio`."""
-    return GrpcioServer(accept, SERVICE, METHOD) if kind == "grpcio" else Http2Server(accept)
+    if kind == "http2":
+        return Http2Server(accept)
+    # Here, as the library alone is a third of a worker's memory.
+    from sidecar.edge.grpcio_server import GrpcioServer
+
+    return GrpcioServer(accept, SERVICE, METHOD)
 
 
 class ExtProcServer:

@@ -4,6 +4,7 @@ Raw bytes in and out, no generated servicer.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import grpc.aio
 
 from sidecar.errors import StartError
 from sidecar.wire.calls import Accept, Handler
+
+log = logging.getLogger(__name__)
 
 EOF = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
 MANY = 1_000_000
@@ -61,9 +64,7 @@ class GrpcioServer:
             await call.write_to(context)
         finally:  # also when the client resets it: that cancels this task
             reading.cancel()
-            if not call.is_ended:
-                call.is_ended = True
-                handler.on_closed()
+            _tell_closed(call, handler)
 
 
 async def _read(context: "Context[bytes, bytes]", call: "_Call", handler: Handler) -> None:
@@ -72,10 +73,24 @@ async def _read(context: "Context[bytes, bytes]", call: "_Call", handler: Handle
         if call.is_ended:
             return
         if message is EOF:
-            handler.on_closed()
-            call.end()
+            _tell_closed(call, handler)
+            call.finish()
             return
-        handler.on_message(message)
+        try:
+            handler.on_message(message)
+        except Exception as error:  # a bug costs its call, no other
+            call.fail(error)
+            return
+
+
+def _tell_closed(call: "_Call", handler: Handler) -> None:
+    if call.is_ended:
+        return
+    call.is_ended = True
+    try:
+        handler.on_closed()
+    except Exception:
+        log.exception("a call failed at its end")
 
 
 class _Call:
@@ -83,7 +98,7 @@ class _Call:
 
     def __init__(self) -> None:
         self.is_ended = False
-        self._queue: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[bytes | Exception | None] = asyncio.Queue()
 
     def send(self, message: bytes) -> None:
         if not self.is_ended:
@@ -92,12 +107,21 @@ class _Call:
     def end(self) -> None:
         if not self.is_ended:
             self.is_ended = True
-            self._queue.put_nowait(None)
+            self.finish()
+
+    def finish(self) -> None:
+        self._queue.put_nowait(None)
+
+    def fail(self, error: Exception) -> None:
+        """The library logs it, and the client gets an error."""
+        self._queue.put_nowait(error)
 
     async def write_to(self, context: "Context[bytes, bytes]") -> None:
-        """Until its end."""
+        """Until its end. Raises what it failed with."""
         while True:
             message = await self._queue.get()
             if message is None:
                 return
+            if isinstance(message, Exception):
+                raise message
             await context.write(message)

@@ -7,9 +7,11 @@ vanish with it, of every family that has the label. What is a count of something
 
 from collections.abc import Callable, Iterable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
+from prometheus_client import CollectorRegistry, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
+
+from sidecar.telemetry.families import Counter, Histogram
 
 MODELS_MAX = 100
 
