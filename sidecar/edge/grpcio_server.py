@@ -78,7 +78,7 @@ async def _read(context: "Context[bytes, bytes]", call: "_Call", handler: Handle
             return
         try:
             handler.on_message(message)
-        except Exception as error:  # a bug costs its call, no other
+        except Exception as error:  # noqa: BLE001  a bug costs its call, no other
             call.fail(error)
             return
 
