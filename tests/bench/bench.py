@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from tests.bench import burst_part, memory_part, streams_part, whole_part
 from tests.bench.bench_document import write_into
 from tests.bench.bench_report import describe
@@ -73,6 +75,8 @@ def main() -> int:
     goals = judge(samples)
     text = describe(samples, goals, describe_machine(), plan.rounds, plan.names)
     say("\n" + text)
+    if asked.json:
+        asked.json.write_bytes(msgspec.json.encode(samples.as_rows()))
     if asked.write:
         write_into(DOCUMENT, text)
     is_well = all(goal.is_reached for goal in goals) and not any(samples.failures.values())
@@ -89,6 +93,7 @@ def run(plan: Plan, samples: Samples) -> None:
                     say(f"round {number + 1}: requests")
                     cells = whole_part.REQUEST_CELLS
                     whole_part.run_round(fleet, samples, cells, number, plan.seconds)
+                    whole_part.saturate(samples, plan.names, number)
                 if "bodies" in plan.parts:
                     say(f"round {number + 1}: bodies")
                     cells = whole_part.BODY_CELLS
@@ -116,6 +121,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--only", type=Words(NAMES), default=NAMES, help=",".join(NAMES))
     parser.add_argument("--strict", action="store_true", help="exit code 1 for what is not reached")
     parser.add_argument("--write", action="store_true", help=f"the tables go into {DOCUMENT}")
+    parser.add_argument("--json", type=Path, help="every number of every round goes there")
     return parser.parse_args()
 
 

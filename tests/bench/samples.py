@@ -42,6 +42,15 @@ class Samples:
     def fail(self, target: str, line: str) -> None:
         self.failures[target].append(line)
 
+    def as_rows(self) -> list[tuple[str, str, str, int, float]]:
+        """Cell, quantity, target, round and number."""
+        return [
+            (metric.cell, metric.quantity, target, number, value)
+            for metric, targets in self.numbers.items()
+            for target, rounds in targets.items()
+            for number, value in rounds.items()
+        ]
+
     def by_round(self, target: str, metric: Metric) -> dict[int, float]:
         return self.numbers.get(metric, {}).get(target, {})
 

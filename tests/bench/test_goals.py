@@ -5,7 +5,7 @@ import pytest
 from tests.bench import burst_part, memory_part, streams_part
 from tests.bench.goals import judge
 from tests.bench.samples import Metric, Samples
-from tests.bench.whole_part import CPU_MS, P50_MS, RATE, Cell
+from tests.bench.whole_part import CPU_MS, P50_MS, RATE, SATURATED, Cell, saturate
 
 GOOD: dict[tuple[str, str, str], float] = {
     (streams_part.STEADY.name, streams_part.CPU_US, "ours"): 20.0,
@@ -15,9 +15,9 @@ GOOD: dict[tuple[str, str, str], float] = {
     (streams_part.TOGETHER.name, streams_part.GAP_P99_MS, "ours"): 60.0,
     (streams_part.TOGETHER.name, streams_part.GAP_P99_MS, "vllm-router"): 70.0,
     ("0.6 KB, 64 clients", CPU_MS, "ours"): 0.15,
-    ("0.6 KB, 64 clients", RATE, "ours"): 5000.0,
-    ("0.6 KB, 64 clients", RATE, "example"): 500.0,
-    ("0.6 KB, 64 clients", RATE, "vllm-router"): 6000.0,
+    (SATURATED.cell, RATE, "ours"): 5000.0,
+    (SATURATED.cell, RATE, "example"): 500.0,
+    (SATURATED.cell, RATE, "vllm-router"): 6000.0,
     ("220 KB, 20 clients", RATE, "ours"): 1500.0,
     ("220 KB, 20 clients", P50_MS, "ours"): 8.0,
     ("220 KB, 20 clients", P50_MS, "direct"): 1.0,
@@ -69,6 +69,20 @@ def test_one_bad_round_of_a_burst_is_a_failure() -> None:
         samples.add(number, "ours", Metric(burst_part.CELL, burst_part.FAILURES), failures)
     missed = [goal.name for goal in judge(samples) if not goal.is_reached]
     assert missed == ["Burst: failures, worst round"]
+
+
+def test_saturation_is_the_best_of_any_number_of_clients() -> None:
+    """Of each target by itself, in each round."""
+    samples = samples_of(
+        {
+            ("0.6 KB, 64 clients", RATE, "ours"): 4000.0,
+            ("0.6 KB, 256 clients", RATE, "ours"): 5000.0,
+            ("0.6 KB, 16 clients", RATE, "envoy"): 9000.0,
+            ("0.6 KB, 256 clients", RATE, "envoy"): 8000.0,
+        }
+    )
+    saturate(samples, ["ours", "envoy", "example"], 0)
+    assert samples.numbers[SATURATED] == {"ours": {0: 5000.0}, "envoy": {0: 9000.0}}
 
 
 def test_a_cell_is_named_for_its_clients() -> None:

@@ -22,7 +22,8 @@ SIZES = {"0.6 KB": 600, "9 KB": 9_000, "72 KB": 72_000, "220 KB": 220_000, "600 
 SIZES |= {"4 MB": 4_000_000}
 SHORT = "0.6 KB"
 SATURATING = 64
-"""clients at which a short request's rate and CPU are judged"""
+"""clients at which a short request's CPU is judged"""
+SATURATED = Metric(f"{SHORT}, saturated", RATE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,14 @@ def run_round(
             with guarded(samples, target, f"{cell.name}, round {number + 1}"):
                 settle(target)
                 measure(fleet, samples, target, cell, body, wrk, number, seconds)
+
+
+def saturate(samples: Samples, names: Sequence[str], number: int) -> None:
+    """A target's rate at saturation: its best over the numbers of clients."""
+    for name in names:
+        rates = [samples.by_round(name, cell.metric(RATE)).get(number) for cell in REQUEST_CELLS]
+        if found := [rate for rate in rates if rate is not None]:
+            samples.add(number, name, SATURATED, max(found))
 
 
 def warm_up(fleet: Fleet) -> None:
