@@ -96,7 +96,7 @@ class _Call:
     """One stream of a connection."""
 
     __slots__ = ("connection", "handler", "is_begun", "is_ended", "messages", "number", "pending",
-                 "window")  # fmt: skip
+                 "unreplenished", "window")  # fmt: skip
 
     def __init__(self, connection: "Connection", number: int, window: int) -> None:
         self.connection = connection
@@ -105,6 +105,7 @@ class _Call:
         """bytes that the client lets us send"""
         self.handler: Handler
         self.messages = http2.Messages()
+        self.unreplenished = 0
         self.pending: deque[memoryview] = deque()
         """to be sent when the windows allow it; none is empty"""
         self.is_begun = False
@@ -189,8 +190,7 @@ class Connection(asyncio.Protocol):
 
     def _close_when_idle(self) -> None:
         if self._refuses and not self.calls:
-            self._flush()
-            self._transport.close()
+            self.close()
 
     # --- what the client sends
 
@@ -219,8 +219,8 @@ class Connection(asyncio.Protocol):
             self._begin(number)
         elif not flags & http2.END_STREAM:  # no trailers, then
             raise ProtocolError(f"call {number} is begun again")
-        if flags & http2.END_STREAM:
-            self._half_closed(number)
+        if flags & http2.END_STREAM and number in self.calls:
+            self._half_closed(self.calls[number])
 
     def _begin(self, number: int) -> None:
         call = self.calls[number] = _Call(self, number, self._first_window)
@@ -232,7 +232,8 @@ class Connection(asyncio.Protocol):
             self._fail(call)
 
     def _on_data(self, number: int, flags: int, data: bytes, begin: int, end: int) -> None:
-        self._unreplenished += end - begin
+        size = end - begin
+        self._unreplenished += size
         if self._unreplenished > REPLENISH_BYTES:
             self._write(http2.window_update(0, self._unreplenished))
             self._unreplenished = 0
@@ -244,25 +245,24 @@ class Connection(asyncio.Protocol):
             if self._is_idle(number):
                 raise ProtocolError(f"data of call {number}, which was not begun")
             return  # it crossed with our end
-        if not call.is_ended:
-            for message in call.messages.take(data, begin, end):
-                self._hand_over(call, message)
-        if flags & http2.END_STREAM:
-            self._half_closed(number)
-
-    def _hand_over(self, call: _Call, message: bytes) -> None:
-        if call.is_ended:  # with the message before
-            return
+        call.unreplenished += size
+        if call.unreplenished > REPLENISH_BYTES:
+            self._write(http2.window_update(number, call.unreplenished))
+            call.unreplenished = 0
+        messages = () if call.is_ended else call.messages.take(data, begin, end)
         try:
-            call.handler.on_message(message)
+            for message in messages:
+                if not call.is_ended:  # with the message before
+                    call.handler.on_message(message)
         except Exception:  # a bug costs its call, no other
             log.exception("call %d failed", call.number)
             self._fail(call)
+        if flags & http2.END_STREAM:
+            self._half_closed(call)
 
-    def _half_closed(self, number: int) -> None:
+    def _half_closed(self, call: _Call) -> None:
         """For Envoy that is a way to leave: it has nothing to hear any more."""
-        call = self.calls.get(number)
-        if call is not None and not call.is_ended:
+        if not call.is_ended:
             self._tell_closed(call)
             self.end(call)
 

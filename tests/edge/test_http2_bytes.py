@@ -277,10 +277,8 @@ def test_ping_and_settings_are_answered(serving: Serving) -> None:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("begin", [BEGUN, SPENT], ids=["running", "ended"])
-async def test_the_connections_window_is_replenished(
-    begin: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By all that came: padding, and data of calls that are over, too."""
+async def test_windows_are_replenished(begin: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By all that came, padding too; the connection's also by data of calls that are over."""
     monkeypatch.setattr(http2_server, "REPLENISH_BYTES", 100_000)
     fed = Fed()
     await fed.feed([HELLO, begin])
@@ -288,8 +286,14 @@ async def test_the_connections_window_is_replenished(
     frame = raw(0, 8, 1, bytes([255]) + message(b"x" * 1000) + bytes(255))
     size = len(frame) - 9
     await fed.feed([frame] * 1000)
-    given = sum(one.window_increment for one in frames_of(fed, WindowUpdateFrame))
-    assert 1000 * size - 100_000 <= given <= 1000 * size + 100
+    given = {0: 0, 1: 0}
+    for one in frames_of(fed, WindowUpdateFrame):
+        given[one.stream_id] += one.window_increment
+    assert 1000 * size - 100_000 <= given[0] <= 1000 * size + 100
+    if begin is SPENT:
+        assert given[1] == 0
+    else:
+        assert 1000 * size - 100_000 <= given[1] <= 1000 * size
     fed.lose()
 
 
