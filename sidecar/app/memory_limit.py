@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+from sidecar.app import control_group
+
 
 def memory_limit(root: Path = Path("/")) -> int:
-    """Bytes: what the machine has, or less where a control group allows less (versions 1 and 2)."""
-    limits = [_total(root), *_group_limits(root)]
+    """Bytes: what the machine has, or less where a control group allows less."""
+    said = control_group.files_of("memory", "memory.max", "memory.limit_in_bytes", root)
+    limits = [_total(root), *map(_number, said)]
     return min(limit for limit in limits if limit)
 
 
@@ -16,27 +19,6 @@ def _total(root: Path) -> int:
     raise AssertionError("every Linux says MemTotal")
 
 
-def _group_limits(root: Path) -> list[int]:
-    """Of the group and of all above it. Within a container its own is the root."""
-    limits = []
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        _, controllers, name = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        top = root / "sys/fs/cgroup" / ("memory" if controllers else "")
-        file = "memory.limit_in_bytes" if controllers else "memory.max"
-        group = Path(name.lstrip("/"))
-        limits += [_number(_read(top / at / file)) for at in [group, *group.parents]]
-    return limits
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:  # not mounted here, or no such controller
-        return ""
-
-
 def _number(text: str) -> int:
     """0 for `max` and for nothing."""
-    return int(text) if text.strip().isdecimal() else 0
+    return int(text) if text.isdecimal() else 0

@@ -1,11 +1,11 @@
 """From the configuration to what each part takes."""
 
-import os
 from pathlib import Path
 
 import msgspec
 
 from sidecar.app.memory_limit import memory_limit
+from sidecar.app.usable_cores import usable_cores
 from sidecar.config import WORKERS_MAX, Config, StaticInstance, port_of
 from sidecar.edge.run_dir import RunDir
 from sidecar.errors import ConfigError, HeartbeatError
@@ -30,7 +30,7 @@ def _half(memory: int) -> int:
 
 def workers_of(config: Config) -> int:
     """0 in the configuration: one per usable core, at most 8."""
-    return config.workers or min(WORKERS_MAX, len(os.sched_getaffinity(0)))
+    return config.workers or min(WORKERS_MAX, usable_cores())
 
 
 def edge_settings(config: Config, run_dir: RunDir) -> EdgeSettings:

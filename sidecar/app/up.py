@@ -18,6 +18,7 @@ import msgspec
 from sidecar.app import settings
 from sidecar.app.envoy_keeper import EnvoyKeeper
 from sidecar.app.files import envoy_yaml
+from sidecar.app.usable_cores import usable_cores
 from sidecar.config import Config, StaticInstance
 from sidecar.edge.envoy_process import find_envoy, living_envoy, stop_envoy
 from sidecar.edge.run_dir import RunDir, check_ports, default_run_dir
@@ -76,7 +77,7 @@ class Up:
         if has_envoy:
             binary = find_envoy(config.envoy.path)
             self._envoy = EnvoyKeeper(
-                binary, bootstrap, self.run_dir.path, config.envoy.concurrency
+                binary, bootstrap, self.run_dir.path, config.envoy.concurrency or usable_cores()
             )
         self._supervisor = Supervisor(self._children())
 

@@ -61,7 +61,7 @@ class Worker:
             config.engine.transfer_timeout_s,
             config.engine.defer_timeout_s,
         )
-        self._server = ExtProcServer(self, "http2")
+        self._server = ExtProcServer(self, config.ext_proc.server)
         self._socket = run_dir.worker_socket(index)
         self._link = LinkClient(
             run_dir.link_socket,

@@ -67,6 +67,14 @@ class Envoy(Section, frozen=True, kw_only=True):
     process may use. A change restarts Envoy"""
 
 
+class ExtProc(Section, frozen=True, kw_only=True):
+    """How Envoy's questions reach the workers."""
+
+    server: typing.Literal["http2", "grpcio"] = "http2"
+    """what serves them: our own HTTP/2, or gRPC's library, which others keep, and which costs
+    several times as much for each request (docs/performance.md)"""
+
+
 class Probe(Section, frozen=True, kw_only=True):
     interval_s: float = 2.0
     """from the start of an instance's probe (`GET /health`) to that of the next"""
@@ -217,6 +225,7 @@ class Config(Section, frozen=True, kw_only=True):
     """sockets, lock and state; null: a short per-user runtime directory"""
     workers: int = 0
     """0: one per usable core, at most 8"""
+    ext_proc: ExtProc = ExtProc()
     probe: Probe = Probe()
     placement: Placement = Placement()
     prefill: Prefill = Prefill()
