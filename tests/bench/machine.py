@@ -8,6 +8,7 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from sidecar.app.usable_cores import usable_cores
 from sidecar.edge.envoy_process import find_envoy
 
 PACKAGES = ("grpcio", "uvloop", "vllm-router", "quart", "hypercorn", "aiohttp")
@@ -16,7 +17,7 @@ PACKAGES = ("grpcio", "uvloop", "vllm-router", "quart", "hypercorn", "aiohttp")
 def describe_machine() -> str:
     """One line of the machine, one of what ran on it."""
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    machine = f"{os.cpu_count()} cores of {cpu_model()}, {memory_gib:.0f} GiB"
+    machine = f"{usable_cores()} cores of {cpu_model()}, {memory_gib:.0f} GiB"
     kernel = f"Linux {platform.release()}"
     versions = [f"Python {platform.python_version()}", f"Envoy {envoy_version()}"]
     versions += [f"nginx {program_version('nginx', '/usr/sbin/nginx')}"]

@@ -1,14 +1,14 @@
 """Plain Envoy: one leg to the decode engines, no ext_proc, no access log, nothing but its router.
 
-What no router with Envoy as its edge can be below.
+What no router with Envoy as its edge can be below. As many threads as `pd-sidecar up` gives its own.
 """
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sidecar.app.usable_cores import usable_cores
 from sidecar.edge.envoy_process import find_envoy
 from tests.bench.program import Program
 from tests.bench.targets.target import Target
@@ -29,7 +29,7 @@ class PlainEnvoy(Target):
         path = folder / "plain-envoy.json"
         path.write_text(json.dumps(bootstrap(port, decode_addresses)))
         command = [str(find_envoy(None)), "--config-path", str(path), "--disable-hot-restart"]
-        command += ["--concurrency", str(os.cpu_count()), "--log-level", "error"]
+        command += ["--concurrency", str(usable_cores()), "--log-level", "error"]
         self._program = Program("plain-envoy", command, folder)
 
     def processes(self) -> dict[int, str]:
