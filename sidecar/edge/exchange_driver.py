@@ -9,7 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from time import monotonic, perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -167,39 +167,44 @@ class ExchangeDriver:
         queue = deque(effects)
         try:
             while queue:
-                queue.extendleft(reversed(self._perform_one(queue.popleft())))
+                more = self._perform_one(queue.popleft())
+                if more:
+                    queue.extendleft(reversed(more))
         except Exception:
             self._settle(queue)
             raise
 
     def _perform_one(self, effect: Effect) -> list[Effect]:
         """Do it; returns the effects of the event that it gave, if it gave one."""
-        if isinstance(effect, Send):
-            self._call.send(ext_proc.encode(effect.reply))
-        elif isinstance(effect, StartPrefill):
-            if effect.transfer is not None:
-                self._here.transfers.open(effect.transfer)
-            self._prefill = self._here.prefill(effect)
-            self._prefill.add_done_callback(self._on_prefill_done)
-        elif isinstance(effect, Place):
-            started = perf_counter()
-            event = self._here.pick(effect.demand)
-            seconds = perf_counter() - started
-            return [_timed(e, seconds) for e in self.exchange.handle(event, monotonic())]
-        elif isinstance(effect, Confirm):
-            return self.exchange.handle(
-                self._here.confirm(effect.placement, effect.demand), monotonic()
-            )
-        else:
-            self._settle_one(effect)
-        return []
+        return _DOING[type(effect)](self, effect)
+
+    def _send(self, effect: Send) -> list[Effect]:
+        self._call.send(ext_proc.encode(effect.reply))
+        return _NOTHING
+
+    def _start_prefill(self, effect: StartPrefill) -> list[Effect]:
+        if effect.transfer is not None:
+            self._here.transfers.open(effect.transfer)
+        self._prefill = self._here.prefill(effect)
+        self._prefill.add_done_callback(self._on_prefill_done)
+        return _NOTHING
+
+    def _place(self, effect: Place) -> list[Effect]:
+        started = perf_counter()
+        event = self._here.pick(effect.demand)
+        seconds = perf_counter() - started
+        return [_timed(e, seconds) for e in self.exchange.handle(event, monotonic())]
+
+    def _confirm(self, effect: Confirm) -> list[Effect]:
+        confirmed = self._here.confirm(effect.placement, effect.demand)
+        return self.exchange.handle(confirmed, monotonic())
 
     def _settle(self, effects: Iterable[Effect]) -> None:
         """What must happen even when nobody listens any more."""
         for effect in effects:
             self._settle_one(effect)
 
-    def _settle_one(self, effect: Effect) -> None:
+    def _settle_one(self, effect: Effect) -> list[Effect]:
         if isinstance(effect, Note):
             self._note(effect.record)
         elif isinstance(effect, EndTransfer):
@@ -208,6 +213,7 @@ class ExchangeDriver:
             self._here.transfers.fail(effect.transfer_id, is_certain=effect.is_certain)
         elif isinstance(effect, ClosePrefill):
             self._close_prefill()
+        return _NOTHING
 
     def _close_prefill(self) -> None:
         task, self._prefill = self._prefill, None
@@ -224,6 +230,24 @@ class ExchangeDriver:
                 gap_s=now - over if over is not None and record.is_handed_over else None,
             )
         self._here.note(record)
+
+
+_NOTHING: list[Effect] = []
+"""never changed"""
+
+_Doing = Callable[[ExchangeDriver, Any], list[Effect]]
+"""each takes just the effect of its key"""
+
+_DOING: dict[type, _Doing] = {
+    Send: ExchangeDriver._send,
+    StartPrefill: ExchangeDriver._start_prefill,
+    Place: ExchangeDriver._place,
+    Confirm: ExchangeDriver._confirm,
+    Note: ExchangeDriver._settle_one,
+    EndTransfer: ExchangeDriver._settle_one,
+    FailTransfer: ExchangeDriver._settle_one,
+    ClosePrefill: ExchangeDriver._settle_one,
+}
 
 
 def _timed(effect: Effect, seconds: float) -> Effect:

@@ -96,10 +96,10 @@ class Exchange:
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take one event; `now` is monotonic seconds. Raises IllegalEvent."""
-        if isinstance(event, ClientLeft | Broke):
-            return self._broken_off(event)
         step = _TABLE.get((self.phase, type(event)))
         if step is None:
+            if isinstance(event, (ClientLeft, Broke)):  # whatever the phase
+                return self._broken_off(event)
             raise IllegalEvent(f"{type(event).__name__} in phase {self.phase}")
         return step(self, event, now)
 

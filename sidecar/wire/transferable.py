@@ -170,9 +170,10 @@ def _may_run_tools(fields: Fields) -> bool:
 def _is_doubtful(fields: Fields, api: Api, context_tokens: int | None) -> bool:
     """Whether an engine may refuse it for what prefill does not get to see."""
     said: dict[str, object] = {}
-    for name, decoder in _PLAIN[api].items():
-        raw = fields.get(name)
-        if raw is None:
+    plain = _PLAIN[api]
+    for name, raw in fields.items():
+        decoder = plain.get(name)
+        if decoder is None:
             continue
         if len(memoryview(raw)) > _MAX_VALUE_BYTES:
             return True
