@@ -1,6 +1,7 @@
 """Plain Envoy: one leg to the decode engines, no ext_proc, no access log, nothing but its router.
 
-What no router with Envoy as its edge can be below. As many threads as `pd-sidecar up` gives its own.
+What no router with Envoy as its edge can be below. It has the threads that `pd-sidecar up` gives
+its own.
 """
 
 import json
