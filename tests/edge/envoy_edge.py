@@ -5,6 +5,7 @@ The ext_proc fake does what the request's `x-test-*` headers say.
 """
 
 import asyncio
+import contextlib
 import itertools
 import json
 import shutil
@@ -89,13 +90,15 @@ class Engine:
     def __init__(self) -> None:
         self.requests: list[tuple[str, dict[str, str], bytes]] = []
         self.methods: list[str] = []
+        self.open_streams = 0
+        """requests that are not over yet"""
         self.goes_on = asyncio.Event()
         """what `slow` answers wait for"""
         self.address = ""
 
     async def start(self) -> None:
         app = web.Application(client_max_size=1 << 30)
-        app.router.add_route("*", "/{path:.*}", self._answer)
+        app.router.add_route("*", "/{path:.*}", self._counted)
         self._runner = web.AppRunner(
             app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True
         )
@@ -106,6 +109,13 @@ class Engine:
 
     async def stop(self) -> None:
         await self._runner.cleanup()
+
+    async def _counted(self, request: web.Request) -> web.StreamResponse:
+        self.open_streams += 1
+        try:
+            return await self._answer(request)
+        finally:
+            self.open_streams -= 1
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
@@ -132,6 +142,13 @@ class Engine:
             await response.prepare(request)
             for i in range(3):
                 await response.write(b"%d" % i)
+            return response
+        if how == "flood":  # until nobody takes it
+            response = web.StreamResponse()
+            await response.prepare(request)
+            with contextlib.suppress(ConnectionError):
+                while True:
+                    await response.write(b"x" * 16384)
             return response
         if how == "open":  # as every vLLM answers a web page
             return web.Response(headers={"access-control-allow-origin": "*", "vary": "accept"})
