@@ -80,6 +80,20 @@ def test_a_client_that_does_not_read_cannot_hold_up_the_close(serving: Serving) 
         assert serving.calls[0].closed == 1
 
 
+def test_a_client_that_breaks_the_protocol_and_does_not_read(serving: Serving) -> None:
+    """Its calls are told at once, though what was written to it cannot go."""
+    serving.react = lambda heard, _data: heard.call.send(pattern(8 * MIB))
+    with Peer(serving.path, initial_window_size=16 * MIB) as peer:
+        peer.h2.increment_flow_control_window(16 * MIB)
+        peer.ask(b"x")
+        eventually(lambda: serving.calls and serving.calls[0].messages)
+        peer.socket.sendall(headers(2))
+        eventually(lambda: serving.calls[0].closed)
+        assert serving.held() == (1, 0, 0)
+    eventually(lambda: serving.held() == (0, 0, 0))
+    assert serving.calls[0].closed == 1
+
+
 def test_a_client_that_does_not_read_is_not_answered_into_memory(
     serving: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from h2.errors import ErrorCodes
 from h2.settings import SettingCodes
 from http2_peer import (
     LOOPS,
+    Heard,
     Peer,
     Serving,
     echo,
@@ -124,6 +125,22 @@ def test_replies_arrive_byte_exact(serving: Serving, size: int) -> None:
     assert reply.is_good
 
 
+@pytest.mark.parametrize("window", [9_999, 100_000], ids=["of the call", "of the connection"])
+def test_many_small_replies_spend_the_windows(serving: Serving, window: int) -> None:
+    """`h2` fails at a byte that is more than it allowed."""
+
+    def react(heard: Heard, _data: bytes) -> None:
+        for number in range(300):
+            heard.call.send(b"%01000d" % number)
+        heard.call.end()
+
+    serving.react = react
+    with Peer(serving.path, initial_window_size=window) as peer:
+        stream = peer.ask(b"x")
+        assert peer.over(stream).is_good
+    assert messages(peer.replies[stream].data) == [b"%01000d" % number for number in range(300)]
+
+
 @pytest.mark.parametrize("window", range(9))
 @pytest.mark.parametrize("size", [0, 1, 3])
 def test_windows_of_a_few_bytes(serving: Serving, window: int, size: int) -> None:
@@ -174,8 +191,11 @@ def test_replies_take_turns(serving: Serving) -> None:
         sizes = [len(peer.replies[stream].data) for stream in large]
         # The first had the 64 KiB that were there before the second came.
         assert sizes[1] >= 7 * 16384, sizes
+        del peer.order[:]
         peer.h2.increment_flow_control_window(4 * MIB)
         peer.flush()
+        peer.until(lambda: len(peer.order) > 20)
+        assert [peer.order[:20].count(stream) for stream in large] == [10, 10]
         assert all(peer.over(stream).is_good for stream in (*large, small))
         assert all(messages(peer.replies[stream].data) == [pattern(1000000)] for stream in large)
 
