@@ -166,8 +166,13 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            for frame in self._frames.take(data):
-                self._on_frame(*frame)
+            for kind, flags, number, source, begin, end in self._frames.take(data):
+                if kind == http2.DATA:
+                    self._on_data(number, flags, source, begin, end)
+                elif kind == http2.HEADERS:
+                    self._on_headers(number, flags)
+                else:
+                    self._on_control(kind, flags, number, source[begin:end])
         except ProtocolError as error:
             log.error("a connection is closed: %s", error)
             self._write(http2.goaway(self._last, error.code))
@@ -193,16 +198,6 @@ class Connection(asyncio.Protocol):
             self.close()
 
     # --- what the client sends
-
-    def _on_frame(
-        self, kind: int, flags: int, number: int, data: bytes, begin: int, end: int
-    ) -> None:
-        if kind == http2.DATA:
-            self._on_data(number, flags, data, begin, end)
-        elif kind == http2.HEADERS:
-            self._on_headers(number, flags)
-        else:
-            self._on_control(kind, flags, number, data[begin:end])
 
     def _is_idle(self, number: int) -> bool:
         """No call was ever begun with it."""

@@ -121,11 +121,11 @@ class Frames:
                 break
             stream &= STREAM_MASK
             if kind != DATA or self._in_headers:
-                self._check(kind, flags, stream, data[begin:at])
+                self._check(kind, flags, stream, data, begin, at)
             yield kind, flags, stream, data, begin, at
         self._rest = data[at:]
 
-    def _check(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+    def _check(self, kind: int, flags: int, stream: int, data: bytes, begin: int, end: int) -> None:
         in_headers = self._in_headers
         if in_headers and (kind, stream) != (CONTINUATION, in_headers):
             raise ProtocolError("a header block that does not go on")
@@ -133,10 +133,10 @@ class Frames:
             if kind == CONTINUATION and not in_headers:
                 raise ProtocolError("a header block that was not begun")
             if kind == HEADERS and flags & (PADDED | PRIORITIZED):
-                _check_headers(flags, payload)
+                _check_headers(flags, data[begin:end])
             self._in_headers = 0 if flags & END_HEADERS else stream
             return
-        size = len(payload)
+        size = end - begin
         if kind in _SIZES and size != _SIZES[kind]:
             raise ProtocolError(f"a frame of type {kind} with {size} bytes", FRAME_SIZE_ERROR)
         if kind == SETTINGS and flags & ACK and size:
