@@ -115,8 +115,10 @@ class ExchangeDriver:
         self._prefill = None
         self._prefill_over_at = perf_counter()
         if self._is_over:
-            self._settle(self.exchange.handle(self._end_of(task), monotonic()))
-            self._on_over(self)
+            try:
+                self._settle(self.exchange.handle(self._end_of(task), monotonic()))
+            finally:
+                self._on_over(self)
             return
         self._take(lambda: self._end_of(task))
         self._hear()
@@ -148,10 +150,12 @@ class ExchangeDriver:
         self._is_over = True
         self._kept.clear()
         left = ClientLeft(prefill=self._late_answer())
-        self._settle(self.exchange.handle(left, monotonic()))
-        if self.exchange.phase is Phase.DONE:
-            self._close_prefill()
-        self._on_over(self)
+        try:
+            self._settle(self.exchange.handle(left, monotonic()))
+        finally:
+            if self.exchange.phase is not Phase.PREFILL_ALONE:
+                self._close_prefill()
+            self._on_over(self)
 
     def _late_answer(self) -> PrefillAnswered | PrefillFailed | None:
         """What the prefill leg gave, if it has ended and nobody took it."""
@@ -200,9 +204,12 @@ class ExchangeDriver:
         return self.exchange.handle(confirmed, monotonic())
 
     def _settle(self, effects: Iterable[Effect]) -> None:
-        """What must happen even when nobody listens any more."""
+        """What must happen even when nobody listens any more; one that fails costs no other."""
         for effect in effects:
-            self._settle_one(effect)
+            try:
+                self._settle_one(effect)
+            except Exception:
+                log.exception("exchange %s: %s", self.exchange.exchange_id, type(effect).__name__)
 
     def _settle_one(self, effect: Effect) -> list[Effect]:
         if isinstance(effect, Note):

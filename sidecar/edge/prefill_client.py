@@ -9,16 +9,19 @@ import errno
 from collections.abc import Callable
 from functools import lru_cache
 from time import monotonic
-from typing import NamedTuple
+from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
-from sidecar.edge.prefill_connection import Answer, BrokenAnswer, PrefillConnection
 from sidecar.exchange.effects import StartPrefill
 from sidecar.exchange.events import PrefillAnswered, PrefillFailed
 from sidecar.exchange.reasons import Reason
+from sidecar.wire.http1 import Answer, AnswerReader, BrokenAnswer
 
 IDLE_S = 4.0
 """vLLM closes an idle connection after 5 s: let go first, so that no request meets the closing"""
+
+COPIED_BYTES = 16384
+"""a body below it is sent in one piece with its headers"""
 
 _OUR_FAULT = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
 """a connect that failed for want of something on this machine says nothing of the instance"""
@@ -36,12 +39,78 @@ class _Place(NamedTuple):
     """the request line, and the host"""
 
 
+class _Connection(asyncio.Protocol):
+    """To one engine, one request at a time. `on_end` of a request is called once, unless `abort`
+    came first."""
+
+    def __init__(self) -> None:
+        self.idle_since = 0.0
+        self._transport: asyncio.Transport
+        self._reader: AnswerReader
+        self._on_end: Callable[[Answer | BrokenAnswer], None] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """It can take another request."""
+        return self._on_end is None and not self._transport.is_closing()
+
+    def post(
+        self,
+        head: bytes,
+        body: bytes,
+        on_head: Callable[[int], None],
+        on_end: Callable[[Answer | BrokenAnswer], None],
+    ) -> None:
+        """Send a request. `on_head` is told the status when the answer's headers are there."""
+        self._reader, self._on_end = AnswerReader(on_head), on_end
+        if len(body) < COPIED_BYTES:
+            self._transport.write(head + body)
+        else:
+            self._transport.writelines((head, body))
+
+    def abort(self) -> None:
+        """Close at once; what is not sent yet is not sent."""
+        self._on_end = None
+        self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
+
+    def data_received(self, data: bytes) -> None:
+        if self._on_end is None:  # more than was asked for
+            self._transport.abort()
+            return
+        try:
+            self._reader.feed(data)
+        except BrokenAnswer as error:
+            self._end(error)
+        else:
+            if self._reader.answer is not None:
+                self._end(self._reader.answer)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._on_end is None:
+            return
+        try:
+            self._end(BrokenAnswer(str(error)) if error is not None else self._reader.end())
+        except BrokenAnswer as broken:
+            self._end(broken)
+
+    def _end(self, end: Answer | BrokenAnswer) -> None:
+        on_end, self._on_end = self._on_end, None
+        is_kept = isinstance(end, Answer) and end.is_kept
+        if not is_kept or self._transport.get_write_buffer_size():
+            self._transport.abort()
+        if on_end is not None:
+            on_end(end)
+
+
 class PrefillClient:
     def __init__(self, connect_timeout_s: float) -> None:
         self._connect_timeout_s = connect_timeout_s
         self._loop = asyncio.get_running_loop()
         # No limit of connections: prefill legs wait at the engines, never here (design §7).
-        self._idle: dict[tuple[str, int], list[PrefillConnection]] = {}
+        self._idle: dict[tuple[str, int], list[_Connection]] = {}
         """the youngest last"""
         self._legs: set[_Leg] = set()
         self._sweep: asyncio.TimerHandle | None = None
@@ -68,7 +137,7 @@ class PrefillClient:
 
     # --- for its legs
 
-    def take(self, place: _Place) -> PrefillConnection | None:
+    def take(self, place: _Place) -> _Connection | None:
         """An open connection that is not in use."""
         idle = self._idle.get((place.host, place.port))
         while idle:
@@ -79,15 +148,15 @@ class PrefillClient:
                 connection.abort()
         return None
 
-    async def connect(self, place: _Place) -> PrefillConnection:
+    async def connect(self, place: _Place) -> _Connection:
         """Raises TimeoutError, OSError."""
         async with asyncio.timeout(self._connect_timeout_s):
             _, connection = await self._loop.create_connection(
-                PrefillConnection, place.host, place.port, ssl=place.is_tls or None
+                _Connection, place.host, place.port, ssl=place.is_tls or None
             )
         return connection
 
-    def keep(self, place: _Place, connection: PrefillConnection) -> None:
+    def keep(self, place: _Place, connection: _Connection) -> None:
         connection.idle_since = monotonic()
         self._idle.setdefault((place.host, place.port), []).append(connection)
         if self._sweep is None:
@@ -120,7 +189,7 @@ class _Leg:
         self._loop = loop
         self.end: asyncio.Future[End] = loop.create_future()
         self._since = monotonic()
-        self._connection: PrefillConnection | None = None
+        self._connection: _Connection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._limits: list[asyncio.TimerHandle] = []
         self._status = 0
@@ -134,6 +203,11 @@ class _Leg:
             self._fail(Reason.PREFILL_REFUSED)
             return
         self._place = place
+        try:
+            self._head = _head(place, self._leg)
+        except ValueError as error:
+            self._break(error)
+            return
         self.end.add_done_callback(self._over)
         self._limit(self._leg.timeout_s, self._too_late)
         connection = self._client.take(place)
@@ -156,14 +230,14 @@ class _Leg:
         except Exception as bug:  # noqa: BLE001  whoever waits for the leg hears of it
             self._break(bug)
 
-    def _post(self, connection: PrefillConnection) -> None:
+    def _post(self, connection: _Connection) -> None:
         self._connection = connection
         body = self._leg.body
-        connection.post(_head(self._place, self._leg), body, self._on_head, self._on_end)
+        connection.post(self._head, body, self._on_status, self._on_end)
 
     # --- what comes
 
-    def _on_head(self, status: int) -> None:
+    def _on_status(self, status: int) -> None:
         self._status = status
         if self._leg.body_timeout_s is not None and 200 <= status < 300:
             self._limit(self._leg.body_timeout_s, self._without_body)

@@ -108,6 +108,7 @@ class Here:
         return placement
 
     def note(self, record: Record) -> None:
+        self._fail("note")
         self.notes.append(record)
 
     def prefill(self, leg: StartPrefill) -> asyncio.Future[PrefillAnswered | PrefillFailed]:
@@ -410,6 +411,16 @@ async def test_a_fault_of_ours_is_a_500_and_gives_back(here: Here, where: str) -
     ends = [r for r in here.notes if isinstance(r, Replied | Refused)]
     assert [r.reason for r in ends] == [Reason.INTERNAL]
     assert here.server.open_records() == ()
+
+
+@pytest.mark.asyncio
+async def test_a_fault_while_the_client_leaves_costs_nothing_else(here: Here) -> None:
+    """The leg is closed, and the server forgets the call."""
+    stream = await reading(here)
+    here.faults.append("note")
+    stream.call.cancel()
+    await until(lambda: here.cancelled == 1)
+    await until(lambda: not here.server._running)
 
 
 @pytest.mark.asyncio
