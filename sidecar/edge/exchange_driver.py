@@ -183,7 +183,7 @@ class ExchangeDriver:
         return _DOING[type(effect)](self, effect)
 
     def _send(self, effect: Send) -> list[Effect]:
-        self._call.send(ext_proc.encode(effect.reply))
+        self._call.send(*ext_proc.encode(effect.reply))
         return _NOTHING
 
     def _start_prefill(self, effect: StartPrefill) -> list[Effect]:

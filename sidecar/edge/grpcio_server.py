@@ -100,9 +100,9 @@ class _Call:
         self.is_ended = False
         self._queue: asyncio.Queue[bytes | Exception | None] = asyncio.Queue()
 
-    def send(self, message: bytes) -> None:
+    def send(self, first: bytes, *others: bytes) -> None:
         if not self.is_ended:
-            self._queue.put_nowait(message)
+            self._queue.put_nowait(b"".join((first, *others)))
 
     def end(self) -> None:
         if not self.is_ended:

@@ -111,9 +111,9 @@ class _Call:
         self.is_begun = False
         self.is_ended = False
 
-    def send(self, message: bytes) -> None:
+    def send(self, first: bytes, *others: bytes) -> None:
         if not self.is_ended:
-            self.connection.send(self, message)
+            self.connection.send(self, first, *others)
 
     def end(self) -> None:
         if not self.is_ended:
@@ -299,21 +299,20 @@ class Connection(asyncio.Protocol):
 
     # --- what we send
 
-    def send(self, call: _Call, message: bytes) -> None:
+    def send(self, call: _Call, first: bytes, *others: bytes) -> None:
         if not call.is_begun:
             call.is_begun = True
             self._send_headers(call, http2.END_HEADERS, http2.RESPONSE)
-        size = http2.MESSAGE_HEAD_BYTES + len(message)
-        head = http2.MESSAGE_HEAD.pack(0, len(message))
+        length = len(first) + sum(map(len, others))
+        head = http2.MESSAGE_HEAD.pack(0, length)
+        size = http2.MESSAGE_HEAD_BYTES + length
         if size <= min(self._frame_max, self._window, call.window) and not call.pending:
             call.window -= size
             self._window -= size
-            length = (size >> 8, size & 0xFF)
-            self._write(http2.FRAME_HEAD.pack(*length, http2.DATA, 0, call.number) + head + message)
+            frame = http2.FRAME_HEAD.pack(size >> 8, size & 0xFF, http2.DATA, 0, call.number)
+            self._write(b"".join((frame, head, first, *others)))
             return
-        call.pending.append(memoryview(head))
-        if message:
-            call.pending.append(memoryview(message))
+        call.pending += [memoryview(part) for part in (head + first, *others) if part]
         self.blocked.setdefault(call)
         self._pump((call,))
 

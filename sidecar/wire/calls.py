@@ -12,8 +12,9 @@ from typing import Protocol
 class Call(Protocol):
     """One bidirectional call, towards its client."""
 
-    def send(self, message: bytes) -> None:
-        """Queue a message; after `end`, or when the client is gone, it is dropped."""
+    def send(self, first: bytes, *others: bytes) -> None:
+        """Queue a message, given in parts of which the first is small. After `end`, or when the
+        client is gone, it is dropped."""
 
     def end(self) -> None:
         """End the call with status OK, behind what was sent."""

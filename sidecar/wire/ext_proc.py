@@ -158,15 +158,15 @@ def _joined(listed: Iterable[base_pb2.HeaderValue]) -> dict[str, str]:
     return headers
 
 
-def encode(reply: Reply) -> bytes:
-    """One ProcessingResponse."""
+def encode(reply: Reply) -> tuple[bytes, ...]:
+    """One ProcessingResponse, in parts: a large body is not copied."""
     if isinstance(reply, HeadersReply):
-        return _headers_reply(reply)
+        return (_headers_reply(reply),)
     if isinstance(reply, BodyReply):
         return _body_reply(reply)
     if isinstance(reply, PassReply):
-        return _PASS
-    return _immediate_reply(reply)
+        return (_PASS,)
+    return (_immediate_reply(reply),)
 
 
 _PASS: bytes = pb.ProcessingResponse(response_headers=pb.HeadersResponse()).SerializeToString()
@@ -213,7 +213,7 @@ def _headers_reply(reply: HeadersReply) -> bytes:
     return made + _HOLD_ANSWER if reply.wants_response_headers else made
 
 
-def _body_reply(reply: BodyReply) -> bytes:
+def _body_reply(reply: BodyReply) -> tuple[bytes, ...]:
     mutation = b"".join([field(_REMOVE, name.encode()) for name in reply.remove_headers])
     mutation += _set_headers(reply.set_headers)
     if reply.body is not None:
@@ -226,10 +226,10 @@ def _body_reply(reply: BodyReply) -> bytes:
     if reply.body is not None:
         before = head(_BODY, len(body))
         common += head(_BODY_MUTATION, len(before) + len(body)) + before
-    # The body stands last in all that holds it, so it is copied once.
+    # The body stands last in all that holds it.
     response = head(_RESPONSE, len(common) + len(body)) + common
     whole = head(_REQUEST_BODY, len(response) + len(body)) + response
-    return b"".join((_metadata(reply.metadata), whole, body))
+    return _metadata(reply.metadata) + whole, body
 
 
 def _immediate_reply(reply: ImmediateReply) -> bytes:

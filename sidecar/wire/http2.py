@@ -196,38 +196,41 @@ def unpadded(payload: bytes, flags: int) -> bytes:
 class Messages:
     """Puts the gRPC messages of one stream together."""
 
-    __slots__ = ("_have", "_parts", "_wanted")
+    __slots__ = ("_have", "_parts", "_size")
 
     def __init__(self) -> None:
         self._parts: list[memoryview] = []
-        """of a message that is not whole yet, `_have` bytes; at `_wanted` more can be said"""
+        """of a message that is not whole yet, `_have` bytes; without its head, once that is read"""
         self._have = 0
-        self._wanted = 0
+        self._size: int | None = None
+        """of the message, by its head; None: that is not whole yet"""
 
     def take(self, data: bytes, begin: int, end: int) -> list[bytes]:
         """All that are whole with these bytes of `data`. Raises ProtocolError."""
+        messages = []
         if self._parts:
             self._parts.append(memoryview(data)[begin:end])
             self._have += end - begin
-            if self._have < self._wanted:
+            if self._have < (MESSAGE_HEAD_BYTES if self._size is None else self._size):
                 return []
             data, begin, end = b"".join(self._parts), 0, self._have
             self._parts = []
-        messages = []
-        wanted = MESSAGE_HEAD_BYTES
+            if self._size is not None:
+                begin, self._size = self._size, None
+                messages.append(data if begin == end else data[:begin])
         while end - begin >= MESSAGE_HEAD_BYTES:
             is_compressed, size = MESSAGE_HEAD.unpack_from(data, begin)
             if is_compressed:
                 raise ProtocolError("a compressed message, which was not offered")
-            wanted = MESSAGE_HEAD_BYTES + size
-            if end - begin < wanted:
-                break
-            messages.append(data[begin + MESSAGE_HEAD_BYTES : begin + wanted])
-            begin += wanted
-            wanted = MESSAGE_HEAD_BYTES
+            begin += MESSAGE_HEAD_BYTES
+            if end - begin < size:
+                self._size = size
+                self._parts, self._have = [memoryview(data)[begin:end]], end - begin
+                return messages
+            messages.append(data[begin : begin + size])
+            begin += size
         if begin < end:
-            self._parts = [memoryview(data)[begin:end]]
-            self._have, self._wanted = end - begin, wanted
+            self._parts, self._have = [memoryview(data)[begin:end]], end - begin
         return messages
 
 

@@ -34,12 +34,12 @@ class Turner:
         message = ext_proc.decode(data)
         if isinstance(message, ext_proc.RequestHeaders):
             self._headers = message.headers
-            self._call.send(ext_proc.encode(ext_proc.HeadersReply()))
+            self._call.send(*ext_proc.encode(ext_proc.HeadersReply()))
             return
         assert isinstance(message, ext_proc.RequestBody)
         turned = message.body[::-1] if self._headers["x-test-way"] == "turned" else None
         to = {ext_proc.DESTINATION: self._headers["x-test-to"]}
-        self._call.send(ext_proc.encode(ext_proc.BodyReply(body=turned, set_headers=to)))
+        self._call.send(*ext_proc.encode(ext_proc.BodyReply(body=turned, set_headers=to)))
         self._call.end()
 
     def on_closed(self) -> None: ...

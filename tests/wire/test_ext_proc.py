@@ -33,7 +33,7 @@ def http_headers(*headers: tuple[str, bytes], is_last: bool = False) -> pb.HttpH
 
 
 def response(reply: object) -> pb.ProcessingResponse:
-    return pb.ProcessingResponse.FromString(encode(reply))
+    return pb.ProcessingResponse.FromString(b"".join(encode(reply)))
 
 
 def mutated(mutation: pb.HeaderMutation) -> dict[str, str]:

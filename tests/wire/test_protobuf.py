@@ -92,7 +92,7 @@ def set_headers(mutation: pb.HeaderMutation, headers: dict[str, str]) -> None:
 
 def assert_same(reply: Reply) -> None:
     """To the field: deterministic bytes show what `==` of maps and presence might not."""
-    read, wanted = pb.ProcessingResponse.FromString(encode(reply)), expected(reply)
+    read, wanted = pb.ProcessingResponse.FromString(b"".join(encode(reply))), expected(reply)
     assert read == wanted
     as_bytes = [one.SerializeToString(deterministic=True) for one in (read, wanted)]
     assert as_bytes[0] == as_bytes[1]
@@ -113,7 +113,7 @@ def test_every_headers_reply(reply: HeadersReply) -> None:
 def test_every_body_reply(reply: BodyReply) -> None:
     """As the classes make it; a body of 0 bytes is not one that stays."""
     assert_same(reply)
-    read = pb.ProcessingResponse.FromString(encode(reply)).request_body.response
+    read = pb.ProcessingResponse.FromString(b"".join(encode(reply))).request_body.response
     assert read.HasField("body_mutation") == (reply.body is not None)
 
 
