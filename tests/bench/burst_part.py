@@ -2,14 +2,14 @@
 
 from tests.bench.crowd_process import CrowdProcess
 from tests.bench.fleet import Fleet, guarded, settle
-from tests.bench.kernel_counters import read_tcp_counters
+from tests.bench.listener_drops import listener_drops
 from tests.bench.samples import Metric, Samples
 from tests.bench.targets.target import Target
 
 CLIENTS = 4096
 CELL = f"burst of {CLIENTS}"
 FAILURES = "failures"
-OVERFLOWS = "accept-queue overflows"
+OVERFLOWS = "turned away by a full accept queue"
 SECONDS = "until done, s"
 FIRST_P50_MS = "answer p50, ms"
 FIRST_P99_MS = "answer p99, ms"
@@ -23,18 +23,18 @@ def run_round(fleet: Fleet, samples: Samples, number: int, limit_s: float) -> No
 
 
 def measure(samples: Samples, target: Target, number: int, limit_s: float) -> None:
-    """The kernel counts overflows of the whole machine: of the target's queue, and the engines'."""
-    tcp_before = read_tcp_counters()
+    port = int(target.address.rpartition(":")[2])
+    dropped_before = listener_drops(port)
     with CrowdProcess(target.address, CLIENTS, 0, connects_late=True, limit_s=limit_s) as crowd:
         crowd.go()
         seen = crowd.finish()
-    tcp = read_tcp_counters() - tcp_before
+    dropped = listener_drops(port) - dropped_before
     if seen.failures:
         where = f"{CELL}, round {number + 1}"
         samples.fail(target.name, f"{where}: {seen.failures} failed: {seen.faults}")
     numbers = {
         FAILURES: float(seen.failures),
-        OVERFLOWS: float(tcp.listen_overflows),
+        OVERFLOWS: float(dropped),
         SECONDS: seen.seconds,
     }
     if seen.first_s is not None:
