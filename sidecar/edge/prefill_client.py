@@ -6,19 +6,25 @@ is the exchange's decision. Cancelling a leg closes its connection, which vLLM t
 
 import asyncio
 import errno
+import socket
+import ssl
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from time import monotonic
-from typing import NamedTuple, cast
-from urllib.parse import urlsplit
+from typing import cast
 
 from sidecar.exchange.effects import StartPrefill
 from sidecar.exchange.events import PrefillAnswered, PrefillFailed
 from sidecar.exchange.reasons import Reason
-from sidecar.wire.http1 import Answer, AnswerReader, BrokenAnswer
+from sidecar.wire import http_url
+from sidecar.wire.http1 import Answer, AnswerReader, BrokenAnswer, for_the_client, post_head
+from sidecar.wire.http_url import HttpUrl
 
 IDLE_S = 4.0
 """vLLM closes an idle connection after 5 s: let go first, so that no request meets the closing"""
+
+NAME_KEPT_S = 30.0
+"""a burst of legs to one name asks the name server once, and a short silence of it costs none"""
 
 COPIED_BYTES = 16384
 """a body below it is sent in one piece with its headers"""
@@ -29,16 +35,6 @@ _OUR_FAULT = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EAD
 End = PrefillAnswered | PrefillFailed
 
 
-class _Place(NamedTuple):
-    """Where a URL leads."""
-
-    is_tls: bool
-    host: str
-    port: int
-    line: str
-    """the request line, and the host"""
-
-
 class _Connection(asyncio.Protocol):
     """To one engine, one request at a time. `on_end` of a request is called once, unless `abort`
     came first."""
@@ -46,13 +42,16 @@ class _Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self.idle_since = 0.0
         self._transport: asyncio.Transport
-        self._reader: AnswerReader
-        self._on_end: Callable[[Answer | BrokenAnswer], None] | None = None
+        self._is_lost = False
+        self._reader: AnswerReader | None = None
+        """of the request under way"""
+        self._on_end: Callable[[Answer | BrokenAnswer], None]
 
     @property
     def is_open(self) -> bool:
         """It can take another request."""
-        return self._on_end is None and not self._transport.is_closing()
+        # Not only is_closing(): TLS transports say False of a connection that the other end closed.
+        return self._reader is None and not self._is_lost and not self._transport.is_closing()
 
     def post(
         self,
@@ -61,7 +60,8 @@ class _Connection(asyncio.Protocol):
         on_head: Callable[[int], None],
         on_end: Callable[[Answer | BrokenAnswer], None],
     ) -> None:
-        """Send a request. `on_head` is told the status when the answer's headers are there."""
+        """Send a request, if `is_open`. `on_head` is told the status when the answer's headers are
+        there."""
         self._reader, self._on_end = AnswerReader(on_head), on_end
         if len(body) < COPIED_BYTES:
             self._transport.write(head + body)
@@ -70,26 +70,35 @@ class _Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close at once; what is not sent yet is not sent."""
-        self._on_end = None
+        self._forget()
         self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
 
     def data_received(self, data: bytes) -> None:
-        if self._on_end is None:  # more than was asked for
-            self._transport.abort()
+        reader = self._reader
+        if reader is None:  # more than was asked for
+            self.abort()
             return
         try:
-            self._reader.feed(data)
+            reader.feed(data)
         except BrokenAnswer as error:
             self._end(error)
         else:
-            if self._reader.answer is not None:
-                self._end(self._reader.answer)
+            if reader.answer is not None:
+                self._end(reader.answer)
+
+    def eof_received(self) -> None:
+        # Not when the connection is lost: that waits for a body that the other end reads no more.
+        self._lose(None)
 
     def connection_lost(self, error: Exception | None) -> None:
-        if self._on_end is None:
+        self._lose(error)
+
+    def _lose(self, error: Exception | None) -> None:
+        self._is_lost = True
+        if self._reader is None:
             return
         try:
             self._end(BrokenAnswer(str(error)) if error is not None else self._reader.end())
@@ -97,12 +106,20 @@ class _Connection(asyncio.Protocol):
             self._end(broken)
 
     def _end(self, end: Answer | BrokenAnswer) -> None:
-        on_end, self._on_end = self._on_end, None
+        on_end = self._on_end
         is_kept = isinstance(end, Answer) and end.is_kept
-        if not is_kept or self._transport.get_write_buffer_size():
-            self._transport.abort()
-        if on_end is not None:
-            on_end(end)
+        if is_kept and not self._transport.get_write_buffer_size():
+            self._forget()
+        else:
+            self.abort()
+        on_end(end)
+
+    def _forget(self) -> None:
+        """The request, its body and its answer: an idle connection keeps none of them."""
+        if self._reader is not None:
+            self._reader.stop()
+            self._reader = None
+            del self._on_end
 
 
 class PrefillClient:
@@ -110,9 +127,12 @@ class PrefillClient:
         self._connect_timeout_s = connect_timeout_s
         self._loop = asyncio.get_running_loop()
         # No limit of connections: prefill legs wait at the engines, never here (design §7).
-        self._idle: dict[tuple[str, int], list[_Connection]] = {}
+        self._idle: dict[tuple[bool, str, int], list[_Connection]] = {}
         """the youngest last"""
         self._legs: set[_Leg] = set()
+        self._connecting: set[asyncio.Task[None]] = set()
+        self._names: dict[str, tuple[float, asyncio.Task[list[str]]]] = {}
+        """when each was looked up, and what was found"""
         self._sweep: asyncio.TimerHandle | None = None
 
     def send(self, leg: StartPrefill) -> "asyncio.Future[End]":
@@ -126,20 +146,29 @@ class PrefillClient:
         return ours.end
 
     async def close(self) -> None:
+        """Also of legs under way. After it no socket is left."""
         for leg in list(self._legs):
             leg.end.cancel()
+            leg.let_go()
         if self._sweep is not None:
             self._sweep.cancel()
+            self._sweep = None
         for connections in self._idle.values():
             for connection in connections:
                 connection.abort()
         self._idle.clear()
+        tasks = [*self._connecting, *(lookup for _, lookup in self._names.values())]
+        self._names.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # what was aborted is closed in the loop's next round
 
     # --- for its legs
 
-    def take(self, place: _Place) -> _Connection | None:
+    def take(self, url: HttpUrl) -> _Connection | None:
         """An open connection that is not in use."""
-        idle = self._idle.get((place.host, place.port))
+        idle = self._idle.get(url.peer)
         while idle:
             connection = idle.pop()
             if connection.is_open:
@@ -148,17 +177,63 @@ class PrefillClient:
                 connection.abort()
         return None
 
-    async def connect(self, place: _Place) -> _Connection:
-        """Raises TimeoutError, OSError."""
+    def start_connecting(self, leg: "_Leg") -> "asyncio.Task[None]":
+        task = self._loop.create_task(leg.connect())
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+        return task
+
+    async def connect(self, url: HttpUrl) -> _Connection:
+        """To whichever of its addresses answers. Raises TimeoutError, OSError, UnicodeError."""
         async with asyncio.timeout(self._connect_timeout_s):
-            _, connection = await self._loop.create_connection(
-                _Connection, place.host, place.port, ssl=place.is_tls or None
-            )
+            if not url.is_name:
+                return await self._dial(url, url.host)
+            addresses = await self._look_up(url.host)
+            try:
+                return await self._dial_one(url, addresses)
+            except (OSError, asyncio.CancelledError):  # it may have moved
+                self._names.pop(url.host, None)
+                raise
+
+    async def _dial_one(self, url: HttpUrl, addresses: list[str]) -> _Connection:
+        share_s = self._connect_timeout_s / len(addresses)  # a silent one leaves time for others
+        errors: list[OSError] = []
+        for address in addresses:
+            try:
+                async with asyncio.timeout(share_s):
+                    return await self._dial(url, address)
+            except OSError as error:
+                errors.append(error)
+        # One that timed out may live: that the others are refused does not say it does not.
+        raise next((e for e in errors if isinstance(e, TimeoutError)), errors[-1])
+
+    async def _dial(self, url: HttpUrl, address: str) -> _Connection:
+        tls = (_tls(), url.host) if url.is_tls else (None, None)
+        _, connection = await self._loop.create_connection(
+            _Connection, address, url.port, ssl=tls[0], server_hostname=tls[1]
+        )
         return connection
 
-    def keep(self, place: _Place, connection: _Connection) -> None:
+    async def _look_up(self, name: str) -> list[str]:
+        """Its addresses, at least one. Raises OSError, UnicodeError."""
+        since, lookup = self._names.get(name, (0.0, None))
+        if lookup is None or monotonic() - since > NAME_KEPT_S:
+            lookup = self._loop.create_task(self._getaddrinfo(name))
+            lookup.add_done_callback(lambda task: task.cancelled() or task.exception())  # was seen
+            self._names[name] = monotonic(), lookup
+        return await asyncio.shield(lookup)
+
+    async def _getaddrinfo(self, name: str) -> list[str]:
+        try:
+            found = await self._loop.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        except BaseException:
+            self._names.pop(name, None)
+            raise
+        return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+    def keep(self, url: HttpUrl, connection: _Connection) -> None:
         connection.idle_since = monotonic()
-        self._idle.setdefault((place.host, place.port), []).append(connection)
+        self._idle.setdefault(url.peer, []).append(connection)
         if self._sweep is None:
             self._sweep = self._loop.call_later(IDLE_S, self._close_old)
 
@@ -198,39 +273,48 @@ class _Leg:
         if self._leg.timeout_s <= 0:
             self._fail(Reason.PREFILL_TIMEOUT)
             return
-        place = _place(self._leg.url)
-        if place is None:
+        url = http_url.read(self._leg.url)
+        if url is None:
             self._fail(Reason.PREFILL_REFUSED)
             return
-        self._place = place
+        self._url = url
         try:
-            self._head = _head(place, self._leg)
+            leg = self._leg
+            self._head = post_head(url.path, url.netloc, leg.headers, len(leg.body))
         except ValueError as error:
             self._break(error)
             return
         self.end.add_done_callback(self._over)
         self._limit(self._leg.timeout_s, self._too_late)
-        connection = self._client.take(place)
+        connection = self._client.take(url)
         if connection is not None:
             self._post(connection)
         else:
-            self._connecting = self._loop.create_task(self._connect())
+            self._connecting = self._client.start_connecting(self)
 
-    async def _connect(self) -> None:
+    async def connect(self) -> None:
         try:
-            self._post(await self._client.connect(self._place))
-        except TimeoutError:
+            self._post(await self._client.connect(self._url))
+        except TimeoutError:  # also the kernel's, when it gave up before we did
             self._fail(Reason.PREFILL_UNREACHABLE)
         except OSError as error:
             if error.errno in _OUR_FAULT:
                 self._break(error)
-                return
-            is_late = error.errno == errno.ETIMEDOUT  # the kernel gave up before we did
-            self._fail(Reason.PREFILL_UNREACHABLE if is_late else Reason.PREFILL_REFUSED)
+            else:
+                self._fail(Reason.PREFILL_REFUSED)
+        except UnicodeError:  # a name that is none, as "a..b"
+            self._fail(Reason.PREFILL_REFUSED)
         except Exception as bug:  # noqa: BLE001  whoever waits for the leg hears of it
             self._break(bug)
 
     def _post(self, connection: _Connection) -> None:
+        if self.end.done():  # cancelled while it connected
+            connection.abort()
+            return
+        if not connection.is_open:  # closed, or spoken on, before it was asked anything
+            connection.abort()
+            self._fail(Reason.PREFILL_RESET)
+            return
         self._connection = connection
         body = self._leg.body
         connection.post(self._head, body, self._on_status, self._on_end)
@@ -248,7 +332,7 @@ class _Leg:
             self._fail(Reason.PREFILL_RESET)
             return
         if connection is not None and connection.is_open:
-            self._client.keep(self._place, connection)
+            self._client.keep(self._url, connection)
         body = answer.body[0] if len(answer.body) == 1 else b"".join(answer.body)
         self._answered(answer.status, body, answer.headers)
 
@@ -266,7 +350,7 @@ class _Leg:
         answered = PrefillAnswered(
             status=status,
             body=body,
-            headers=_for_the_client(headers),
+            headers=for_the_client(headers),
             seconds=monotonic() - self._since,
         )
         self._finish(answered)
@@ -277,18 +361,18 @@ class _Leg:
     def _finish(self, end: End) -> None:
         if not self.end.done():
             self.end.set_result(end)
-            self._let_go()
+            self.let_go()
 
     def _break(self, error: Exception) -> None:
         if not self.end.done():
             self.end.set_exception(error)
-            self._let_go()
+            self.let_go()
 
     def _over(self, _end: "asyncio.Future[End]") -> None:
         """Also when it was cancelled."""
-        self._let_go()
+        self.let_go()
 
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
         self._client.forget(self)
         for limit in self._limits:
             limit.cancel()
@@ -304,45 +388,9 @@ class _Leg:
         self._limits.append(self._loop.call_later(seconds, what))
 
 
-@lru_cache(maxsize=4096)
-def _place(url: str) -> _Place | None:
-    """None for what is no URL of an HTTP server."""
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
-    except ValueError:
-        return None
-    if parts.scheme not in ("http", "https") or not host:
-        return None
-    path = parts.path + (f"?{parts.query}" if parts.query else "")
-    line = f"POST {path or '/'} HTTP/1.1\r\nhost: {parts.netloc}\r\n"
-    return _Place(parts.scheme == "https", host, port, line)
-
-
-def _head(place: _Place, leg: StartPrefill) -> bytes:
-    """Raises ValueError for a header that would end early."""
-    lines = [f"{name}: {value}\r\n" for name, value in leg.headers.items()]
-    text = f"{place.line}content-length: {len(leg.body)}\r\n{''.join(lines)}\r\n"
-    if text.count("\n") != len(lines) + 4 or text.count("\r") != len(lines) + 4:
-        raise ValueError("a header with a line break")
-    return text.encode()
-
-
-_NOT_FOR_THE_CLIENT = frozenset(
-    (
-        "connection", "content-length", "date", "keep-alive",
-        "proxy-authenticate", "host", "server", "set-cookie", "te", "trailer",
-        "transfer-encoding", "upgrade", "via", "x-request-id",
-    )
-)  # fmt: skip
-"""Of one connection, or said anew by the edge."""
-
-
-def _for_the_client(headers: list[tuple[bytes, bytes]]) -> dict[str, str]:
-    joined: dict[str, str] = {}
-    for name, value in headers:
-        key = name.decode("latin-1").lower()
-        if key not in _NOT_FOR_THE_CLIENT:
-            text = value.decode("latin-1")
-            joined[key] = f"{joined[key]}, {text}" if key in joined else text
-    return joined
+@cache
+def _tls() -> ssl.SSLContext:
+    """Made once: it reads the machine's certificates, during which nothing else is served."""
+    context = ssl.create_default_context()
+    context.set_alpn_protocols(["http/1.1"])
+    return context
