@@ -8,7 +8,7 @@ import asyncio
 import errno
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import cache
 from time import monotonic
 from typing import cast
@@ -33,6 +33,9 @@ _OUR_FAULT = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EAD
 """a connect that failed for want of something on this machine says nothing of the instance"""
 
 End = PrefillAnswered | PrefillFailed
+
+Resolve = Callable[[str], Coroutine[None, None, list[str]]]
+"""the addresses of a name, at least one; raises OSError, UnicodeError"""
 
 
 class _Connection(asyncio.Protocol):
@@ -123,9 +126,10 @@ class _Connection(asyncio.Protocol):
 
 
 class PrefillClient:
-    def __init__(self, connect_timeout_s: float) -> None:
+    def __init__(self, connect_timeout_s: float, resolve: Resolve | None = None) -> None:
         self._connect_timeout_s = connect_timeout_s
         self._loop = asyncio.get_running_loop()
+        self._resolve = resolve or self._getaddrinfo
         # No limit of connections: prefill legs wait at the engines, never here (design §7).
         self._idle: dict[tuple[bool, str, int], list[_Connection]] = {}
         """the youngest last"""
@@ -163,6 +167,10 @@ class PrefillClient:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.sleep(0)  # what was aborted is closed in the loop's next round
+
+    def __repr__(self) -> str:
+        idle = sum(map(len, self._idle.values()))
+        return f"<PrefillClient: {len(self._legs)} legs, {idle} idle>"
 
     # --- for its legs
 
@@ -215,20 +223,19 @@ class PrefillClient:
         return connection
 
     async def _look_up(self, name: str) -> list[str]:
-        """Its addresses, at least one. Raises OSError, UnicodeError."""
         since, lookup = self._names.get(name, (0.0, None))
         if lookup is None or monotonic() - since > NAME_KEPT_S:
-            lookup = self._loop.create_task(self._getaddrinfo(name))
-            lookup.add_done_callback(lambda task: task.cancelled() or task.exception())  # was seen
+            lookup = self._loop.create_task(self._resolve(name))
             self._names[name] = monotonic(), lookup
+            lookup.add_done_callback(lambda task: self._looked_up(name, task))
         return await asyncio.shield(lookup)
 
-    async def _getaddrinfo(self, name: str) -> list[str]:
-        try:
-            found = await self._loop.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-        except BaseException:
+    def _looked_up(self, name: str, lookup: "asyncio.Task[list[str]]") -> None:
+        if lookup.cancelled() or lookup.exception() is not None:
             self._names.pop(name, None)
-            raise
+
+    async def _getaddrinfo(self, name: str) -> list[str]:
+        found = await self._loop.getaddrinfo(name, None, type=socket.SOCK_STREAM)
         return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
     def keep(self, url: HttpUrl, connection: _Connection) -> None:
