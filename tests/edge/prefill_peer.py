@@ -5,6 +5,7 @@ import functools
 import gc
 import inspect
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, Self
 
 import pytest
@@ -44,6 +45,10 @@ def on_both_loops(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     loop = inspect.Parameter("loop", inspect.Parameter.KEYWORD_ONLY)
     run.__signature__ = inspect.Signature([*takes, loop])  # type: ignore[attr-defined]
     return run
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def leg(

@@ -5,12 +5,11 @@ import gc
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import msgspec
 import pytest
 from polling import until
-from prefill_peer import OK, Line, Peer, leg, on_both_loops
+from prefill_peer import OK, Line, Peer, leg, on_both_loops, open_files
 
 from sidecar.edge import prefill_client
 from sidecar.edge.prefill_client import End, PrefillClient
@@ -32,10 +31,6 @@ async def a_client() -> AsyncIterator[PrefillClient]:
 
 def outcome(end: End) -> object:
     return end.reason if isinstance(end, PrefillFailed) else (end.status, end.body)
-
-
-def open_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 @on_both_loops
