@@ -212,8 +212,9 @@ class PrefillClient:
                     return await self._dial(url, address)
             except OSError as error:
                 errors.append(error)
-        # One that timed out may live: that the others are refused does not say it does not.
-        raise next((e for e in errors if isinstance(e, TimeoutError)), errors[-1])
+        # One that timed out may live, whatever the others say; one that refused says more than one
+        # that this machine has no way to.
+        raise min(errors, key=lambda e: (not isinstance(e, TimeoutError), e.errno in _OUR_FAULT))
 
     async def _dial(self, url: HttpUrl, address: str) -> _Connection:
         tls = (_tls(), url.host) if url.is_tls else (None, None)
@@ -291,7 +292,7 @@ class _Leg:
         except ValueError as error:
             self._break(error)
             return
-        self.end.add_done_callback(self._over)
+        self.end.add_done_callback(self.let_go)  # also when it is cancelled
         self._limit(self._leg.timeout_s, self._too_late)
         connection = self._client.take(url)
         if connection is not None:
@@ -354,13 +355,8 @@ class _Leg:
     def _answered(
         self, status: int, body: bytes | None, headers: list[tuple[bytes, bytes]]
     ) -> None:
-        answered = PrefillAnswered(
-            status=status,
-            body=body,
-            headers=for_the_client(headers),
-            seconds=monotonic() - self._since,
-        )
-        self._finish(answered)
+        said, seconds = for_the_client(headers), monotonic() - self._since
+        self._finish(PrefillAnswered(status=status, body=body, headers=said, seconds=seconds))
 
     def _fail(self, reason: Reason) -> None:
         self._finish(PrefillFailed(reason=reason, seconds=monotonic() - self._since))
@@ -376,11 +372,7 @@ class _Leg:
             self.end.exception()  # asyncio need not say so when whoever waited has just left
             self.let_go()
 
-    def _over(self, _end: "asyncio.Future[End]") -> None:
-        """Also when it was cancelled."""
-        self.let_go()
-
-    def let_go(self) -> None:
+    def let_go(self, _end: "asyncio.Future[End] | None" = None) -> None:
         self._client.forget(self)
         for limit in self._limits:
             limit.cancel()

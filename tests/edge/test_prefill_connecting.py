@@ -20,6 +20,7 @@ from sidecar.edge import prefill_client
 from sidecar.edge.prefill_client import End, PrefillClient
 from sidecar.exchange.events import PrefillFailed
 from sidecar.exchange.reasons import Reason
+from sidecar.wire.http_url import HttpUrl
 
 NOTHING = "<PrefillClient: 0 legs, 0 idle>"
 ANSWERED = 200
@@ -124,6 +125,30 @@ async def test_a_name_nobody_listens_at_is_refused() -> None:
                 end = await client.send(leg(f"http://engine:{port}/x"))
                 assert outcome(end) is Reason.PREFILL_UNREACHABLE
                 assert end.seconds < 5
+
+
+class Ipv4Only(PrefillClient):
+    """On a machine that has no IPv6."""
+
+    async def _dial(self, url: HttpUrl, address: str) -> prefill_client._Connection:
+        if ":" in address:
+            raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+        return await super()._dial(url, address)
+
+
+@on_both_loops
+async def test_an_address_this_machine_cannot_reach_does_not_excuse_the_others() -> None:
+    """They refused; alone, it is our fault."""
+    with nobody() as port:
+        for found in (("::9", "127.0.0.1"), ("127.0.0.1", "::9")):
+            client = Ipv4Only(2.0, Names(*found).resolve)
+            end = await client.send(leg(f"http://engine:{port}/x"))
+            assert outcome(end) is Reason.PREFILL_REFUSED
+            await client.close()
+        client = Ipv4Only(2.0, Names("::9").resolve)
+        with pytest.raises(OSError, match="Cannot assign"):
+            await client.send(leg(f"http://engine:{port}/x"))
+        await client.close()
 
 
 @on_both_loops
