@@ -8,6 +8,7 @@ or failed; 2: something that it needs is missing.
 """
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -66,6 +67,7 @@ def main() -> int:
     if lacks:
         return 2
     plan = Plan(asked.rounds, asked.seconds, asked.parts, asked.only)
+    busy = os.getloadavg()[0]
     samples = Samples()
     try:
         run(plan, samples)
@@ -73,7 +75,7 @@ def main() -> int:
         say(f"FAILED {error}")
         return 1
     goals = judge(samples)
-    text = describe(samples, goals, describe_machine(), plan.rounds, plan.names)
+    text = describe(samples, goals, conditions(plan, busy), plan.rounds, plan.names)
     say("\n" + text)
     if asked.json:
         asked.json.write_bytes(msgspec.json.encode(samples.as_rows()))
@@ -81,6 +83,12 @@ def main() -> int:
         write_into(DOCUMENT, text)
     is_well = all(goal.is_reached for goal in goals) and not any(samples.failures.values())
     return 1 if asked.strict and not is_well else 0
+
+
+def conditions(plan: Plan, busy: float) -> str:
+    """Under which the numbers came about; `busy` is the load average before anything was started."""
+    loads = f"Loads of {plan.seconds:g} s, bursts of at most {plan.limit_s:g} s"
+    return f"{describe_machine()}\n{loads}; load average when it began: {busy:.1f}."
 
 
 def run(plan: Plan, samples: Samples) -> None:
