@@ -86,7 +86,7 @@ def main() -> int:
 
 
 def conditions(plan: Plan, busy: float) -> str:
-    """Under which the numbers came about; `busy` is the load average before anything was started."""
+    """Under which the numbers came about; `busy` is the load average before the start."""
     loads = f"Loads of {plan.seconds:g} s, bursts of at most {plan.limit_s:g} s"
     return f"{describe_machine()}\n{loads}; load average when it began: {busy:.1f}."
 
