@@ -155,6 +155,9 @@ class ExchangeDriver:
         finally:
             if self.exchange.phase is not Phase.PREFILL_ALONE:
                 self._close_prefill()
+            # The call knows us: with the circle broken, bodies go now and not with the next garbage
+            # collection.
+            self._call = _NOBODY
             self._on_over(self)
 
     def _late_answer(self) -> PrefillAnswered | PrefillFailed | None:
@@ -239,6 +242,15 @@ class ExchangeDriver:
         self._here.note(record)
 
 
+class _Nobody:
+    """`calls.Call` of a client that is gone."""
+
+    def send(self, first: bytes, *others: bytes) -> None: ...
+
+    def end(self) -> None: ...
+
+
+_NOBODY = _Nobody()
 _NOTHING: list[Effect] = []
 """never changed"""
 
