@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from tests.bench import burst_part, memory_part, streams_part, whole_part
+from tests.bench import burst_part, memory_part, streams_part, whole_part, workers_part
 from tests.bench.bench_document import write_into
 from tests.bench.bench_report import describe
 from tests.bench.fleet import NAMES, stream_fleet, whole_fleet
@@ -26,8 +26,9 @@ from tests.bench.machine import describe_machine
 from tests.bench.needs import missing
 from tests.bench.samples import Samples
 from tests.bench.targets.target import TargetError
+from tests.bench.worker_names import NUMBER_OF
 
-PARTS = ("requests", "bodies", "burst", "streams", "memory")
+PARTS = ("requests", "bodies", "burst", "workers", "streams", "memory")
 MEMORY_ROUNDS = 3
 """at most: each starts everything anew, as memory that was once given does not come back"""
 LIMIT_S = 15.0
@@ -109,6 +110,12 @@ def run(plan: Plan, samples: Samples) -> None:
                 if "burst" in plan.parts:
                     say(f"round {number + 1}: burst")
                     burst_part.run_round(fleet, samples, number, plan.limit_s)
+    if "workers" in plan.parts:
+        with whole_fleet([*NUMBER_OF]) as fleet:
+            whole_part.warm_up(fleet)
+            for number in range(plan.rounds):
+                say(f"round {number + 1}: workers")
+                workers_part.run_round(fleet, samples, number, plan.seconds)
     if "streams" in plan.parts:
         with stream_fleet(plan.names) as fleet:
             for number in range(plan.rounds):

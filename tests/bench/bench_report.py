@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tests.bench import burst_part
+from tests.bench import burst_part, workers_part
 from tests.bench.goals import Goal
 from tests.bench.samples import Metric, Samples, Spread
 from tests.bench.streams_part import (
@@ -12,7 +12,8 @@ from tests.bench.streams_part import (
     GAP_P99_MS,
     SHARE_US,
 )
-from tests.bench.whole_part import P50_MS, P99_MS, SHARE_MS
+from tests.bench.whole_part import P50_MS, P99_MS, RATE, SHARE_MS
+from tests.bench.worker_names import NUMBER_OF
 
 PEERS = ("envoy", "vllm-router", "example")
 ADDED = (P50_MS, P99_MS, FIRST_P50_MS, FIRST_P99_MS, GAP_P50_MS, GAP_P99_MS)
@@ -33,6 +34,7 @@ def describe(
     parts += ["### What must be reached", goal_table(goals)]
     parts += ["### All numbers", number_table(samples, names)]
     parts += ["### Where pd-sidecar's CPU goes", share_table(samples)]
+    parts += ["### Workers", worker_table(samples)]
     parts += ["### Failures", failure_list(samples)]
     return "\n\n".join(parts)
 
@@ -67,7 +69,7 @@ def goal_table(goals: Sequence[Goal]) -> str:
 def number_table(samples: Samples, names: Sequence[str]) -> str:
     rows = []
     for metric in samples.numbers:
-        if is_share(metric):
+        if is_share(metric) or not any(samples.by_round(name, metric) for name in names):
             continue
         if metric.quantity in ADDED and "direct" in names:
             cells = [show(samples.difference(metric, name, "direct")) for name in names]
@@ -95,6 +97,18 @@ def share_table(samples: Samples) -> str:
         unit = "us a chunk" if share is SHARE_US else "ms a request"
         rows.append([cell, unit, *(show(found.get(share.format(kind))) for kind in KINDS)])
     return table(["", "", *KINDS], rows)
+
+
+def worker_table(samples: Samples) -> str:
+    """A row for each number of workers: CPU of each kind of process in ms a request."""
+    rows = []
+    for name, workers in NUMBER_OF.items():
+        rate = samples.spread(name, workers_part.CELL.metric(RATE))
+        shares = [samples.spread(name, workers_part.share(kind)) for kind in KINDS]
+        found = (rate, *shares, workers_part.carried(samples, workers))
+        rows.append([str(workers), *map(show, found)])
+    heads = ("workers", RATE, *(f"{kind}, ms a request" for kind in KINDS), "each, x one alone")
+    return table(heads, rows)
 
 
 def failure_list(samples: Samples) -> str:

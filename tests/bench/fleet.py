@@ -21,6 +21,7 @@ from tests.bench.targets.example import Example
 from tests.bench.targets.ours import Ours
 from tests.bench.targets.target import Target
 from tests.bench.targets.vllm_router import VllmRouter
+from tests.bench.worker_names import NUMBER_OF
 from tests.bench.wrk import WrkError
 
 NAMES = ("ours", "vllm-router", "example", "envoy", "direct")
@@ -98,6 +99,8 @@ def make_target(name: str, decode_addresses: list[str], folder: Path) -> Target:
     match name:
         case "ours":
             return Ours(folder)
+        case _ if name in NUMBER_OF:
+            return Ours(folder, NUMBER_OF[name])
         case "vllm-router":
             return VllmRouter(folder)
         case "example":

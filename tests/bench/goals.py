@@ -4,7 +4,7 @@ import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.bench import burst_part, memory_part, streams_part, whole_part
+from tests.bench import burst_part, memory_part, streams_part, whole_part, workers_part
 from tests.bench.samples import Metric, Samples, Spread
 from tests.bench.whole_part import Cell
 
@@ -44,6 +44,9 @@ def judge(samples: Samples) -> list[Goal]:
         *_body_goals(samples),
         *_burst_goals(samples),
         *_memory_goals(samples),
+        at_least(
+            "4 workers: what each carries", workers_part.carried(samples, 4), 0.85, "x one alone"
+        ),
     ]
 
 

@@ -1,4 +1,5 @@
-"""This project as an operator starts it: `pd-sidecar up`, its ports the only settings."""
+"""This project as an operator starts it: `pd-sidecar up`, its ports the only settings, but for a
+number of workers where that is what is compared."""
 
 import json
 import subprocess
@@ -10,13 +11,19 @@ import yaml
 from tests.bench.cpu_account import command_of, descendants
 from tests.bench.program import Program
 from tests.bench.targets.target import Target
+from tests.bench.worker_names import name_of
 from tests.ports import free_port
 
 
 class Ours(Target):
     name = "ours"
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, workers: int = 0) -> None:
+        """`workers` 0: the default."""
+        if workers:
+            self.name = name_of(workers)
+            folder = folder / self.name
+            folder.mkdir()
         ports = [free_port() for _ in range(5)]
         self.address, self.registration, observe, admin, envoy_admin = (
             f"127.0.0.1:{port}" for port in ports
@@ -30,6 +37,7 @@ class Ours(Target):
             "admin": {"listen": admin},
             "envoy": {"admin_listen": envoy_admin},
             "run_dir": str(self._run_dir),
+            "workers": workers,
         }
         self._config.write_text(yaml.safe_dump(settings))
         self._program = Program("ours", self._command("up"), folder)
