@@ -2,11 +2,12 @@
 
 import pytest
 
-from tests.bench import burst_part, memory_part, streams_part
+from tests.bench import burst_part, memory_part, streams_part, workers_part
 from tests.bench.goals import judge
 from tests.bench.samples import Metric, Samples
 from tests.bench.whole_part import CPU_MS, P50_MS, RATE, SATURATED, Cell, saturate
 
+WORKER = workers_part.share("worker")
 GOOD: dict[tuple[str, str, str], float] = {
     (streams_part.STEADY.name, streams_part.CPU_US, "ours"): 20.0,
     (streams_part.STEADY.name, streams_part.CPU_US, "envoy"): 20.0,
@@ -29,11 +30,13 @@ GOOD: dict[tuple[str, str, str], float] = {
     (burst_part.CELL, burst_part.SECONDS, "envoy"): 1.0,
     (memory_part.IDLE_CONNECTIONS, memory_part.KIB_EACH, "ours"): 15.0,
     (memory_part.OPEN_STREAMS, memory_part.KIB_EACH, "ours"): 30.0,
+    (WORKER.cell, WORKER.quantity, "workers-1"): 0.20,
+    (WORKER.cell, WORKER.quantity, "workers-4"): 0.21,
 }
 WORSE = [
     (key, value * (0.01 if key[1] == RATE else 100) or 1.0)
     for key, value in GOOD.items()
-    if key[2] == "ours"
+    if key[2] in ("ours", "workers-4")
 ]
 
 
@@ -47,7 +50,7 @@ def samples_of(numbers: dict[tuple[str, str, str], float]) -> Samples:
 def test_nothing_measured_reaches_nothing() -> None:
     """Every goal is listed, and none of them by chance."""
     goals = judge(Samples())
-    assert len(goals) == 15
+    assert len(goals) == 16
     assert not any(goal.is_reached or goal.measured for goal in goals)
 
 
