@@ -3,7 +3,16 @@ socket from our own processes of the same version, and whose errors end that lin
 
 import msgspec
 
-from tests.fuzz import bodies, envoy_words, exchanges, forms, http2_frames, own_files, registrations
+from tests.fuzz import (
+    bodies,
+    envoy_words,
+    exchanges,
+    forms,
+    http1_answers,
+    http2_frames,
+    own_files,
+    registrations,
+)
 from tests.fuzz.target import Target
 
 CHAT = b'{"model":"m","messages":[{"role":"user","content":"hi \\u00e9"}],"stream":true,"n":1}'
@@ -178,6 +187,12 @@ TARGETS = (
         is_json=True,
     ),
     Target(name="ext_proc", check=envoy_words.check_ext_proc, seeds=envoy_words.ext_proc_seeds()),
+    Target(
+        name="http1",
+        check=http1_answers.check_http1,
+        seeds=http1_answers.seeds(),
+        words=http1_answers.WORDS,
+    ),
     Target(name="http2", check=http2_frames.check_http2, seeds=http2_frames.seeds()),
     Target(
         name="access_log", check=envoy_words.check_access_log, seeds=envoy_words.access_log_seeds()
