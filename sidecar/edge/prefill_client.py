@@ -45,7 +45,6 @@ class _Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self.idle_since = 0.0
         self._transport: asyncio.Transport
-        self._is_lost = False
         self._reader: AnswerReader | None = None
         """of the request under way"""
         self._on_end: Callable[[Answer | BrokenAnswer], None]
@@ -53,8 +52,7 @@ class _Connection(asyncio.Protocol):
     @property
     def is_open(self) -> bool:
         """It can take another request."""
-        # Not only is_closing(): TLS transports say False of a connection that the other end closed.
-        return self._reader is None and not self._is_lost and not self._transport.is_closing()
+        return self._reader is None and not self._transport.is_closing()
 
     def post(
         self,
@@ -100,7 +98,6 @@ class _Connection(asyncio.Protocol):
         self._lose(error)
 
     def _lose(self, error: Exception | None) -> None:
-        self._is_lost = True
         if self._reader is None:
             return
         try:
