@@ -256,7 +256,11 @@ async def test_closing_ends_legs_of_every_phase() -> None:
     """When it has returned there is no socket, no leg and no look-up any more."""
 
     async def never(_name: str) -> list[str]:
-        await asyncio.get_running_loop().create_future()
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            for _ in range(5):
+                await asyncio.sleep(0)
         return []
 
     before = open_files()
@@ -276,13 +280,34 @@ async def test_closing_ends_legs_of_every_phase() -> None:
         sent.append(client.send(leg(peer.url)))
         sent.append(client.send(leg(peer.url)))
         assert repr(client) == "<PrefillClient: 6 legs, 0 idle>"
+        open_before = open_files()
         await client.close()
+        assert open_files() <= open_before - 4, "two to the quiet, one each to the others"
+        assert asyncio.all_tasks() == {asyncio.current_task()}
         assert repr(client) == NOTHING
         assert all(one.cancelled() for one in sent)
         for line in quiet.lines:
             line.transport.resume_reading()
         await until(lambda: open_files() == listening, "every socket closed")
     await until(lambda: open_files() <= before + 1)  # the loop's own
+
+
+@on_both_loops
+async def test_closing_leaves_no_socket_to_the_loops_next_round() -> None:
+    """There may be none: of a leg that waits, and of an idle connection."""
+    for does in (lambda _: None, OK):
+        async with Peer(does) as peer:
+            client = PrefillClient(5.0)
+            sent = client.send(leg(peer.url))
+            await until(
+                lambda does=does, peer=peer, sent=sent: (
+                    sent.done() or (does != OK and peer.requests)
+                )
+            )
+            open_before = open_files()
+            await client.close()
+            assert open_files() < open_before
+            await asyncio.wait([sent])
 
 
 @on_both_loops
