@@ -366,7 +366,6 @@ class _Leg:
     def _break(self, error: Exception) -> None:
         if not self.end.done():
             self.end.set_exception(error)
-            self.end.exception()  # asyncio need not say so when whoever waited has just left
             self.let_go()
 
     def let_go(self, _end: "asyncio.Future[End] | None" = None) -> None:

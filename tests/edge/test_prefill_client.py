@@ -12,11 +12,13 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 from multidict import CIMultiDict
+from polling import until
 
-from sidecar.edge.prefill_client import PrefillClient
+from sidecar.edge.prefill_client import PrefillClient, _Connection
 from sidecar.exchange.effects import StartPrefill
 from sidecar.exchange.events import PrefillAnswered, PrefillFailed
 from sidecar.exchange.reasons import Reason
+from sidecar.wire.http_url import HttpUrl
 
 CONNECT_LIMIT_S = 1.0
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -235,6 +237,32 @@ async def test_a_connection_that_ends_before_the_answer(
         failed = await client.send(leg(await raw(half)))
         assert isinstance(failed, PrefillFailed), start
         assert failed.reason is Reason.PREFILL_RESET, start
+
+
+class SlowToNotice(PrefillClient):
+    """Its connections are handed over when the other end has closed them already."""
+
+    async def _dial(self, url: HttpUrl, address: str) -> _Connection:
+        connection = await super()._dial(url, address)
+        await until(lambda: not connection.is_open)
+        await asyncio.sleep(0)
+        return connection
+
+
+@pytest.mark.asyncio
+async def test_a_connection_that_ends_before_the_request(
+    raw: Callable[[Handler], Awaitable[str]],
+) -> None:
+    """Reset at once: nothing would ever come of what is written to it."""
+
+    async def leaves(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    client = SlowToNotice(CONNECT_LIMIT_S)
+    failed = await client.send(leg(await raw(leaves), timeout_s=3))
+    assert isinstance(failed, PrefillFailed)
+    assert failed.reason is Reason.PREFILL_RESET
+    await client.close()
 
 
 @pytest.mark.asyncio
