@@ -37,13 +37,15 @@ def arrived(engine: Engine, leg: str) -> tuple[str, dict[str, str], bytes]:
     return one["path"], headers, one["body"].encode()
 
 
+@pytest.mark.parametrize("server", ["http2", "grpcio"])
 @pytest.mark.parametrize("mode", ["READ", "WRITE"])
 @pytest.mark.parametrize("api", ["completions", "chat/completions"])
 def test_both_legs_carry_the_clients_request(
-    stack_of: Callable[..., Stack], mode: str, api: str
+    stack_of: Callable[..., Stack], mode: str, api: str, server: str
 ) -> None:
-    """The same path and prompt bytes on both, the client's authorization and trace, its limits."""
-    stack = stack_of()
+    """The same path and prompt bytes on both, the client's authorization and trace, its limits;
+    whatever carries ext_proc."""
+    stack = stack_of({"ext_proc": {"server": server}})
     (prefill,), (decode,) = stack.fleet([2], [2], mode)
     shape = SHAPE[api]
     body = b'{"model":"sim-model", ' + shape + b', "max_tokens":3,"seed":12345678901234567890,'

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.e2e.stack import Engine, until
+from tests.e2e.stack import Engine, http, until
 from tests.e2e.test_clients_leave import STREAM, leave
 from tests.failures.pool import DEFER_S, NIXL, SETTLE_S, Pool
 from tests.failures.test_more import STREAMED, WHOLE, ask, serves
@@ -102,6 +102,7 @@ def test_a_prefill_engine_that_dies_after_it_answered(pool: Pool, body: bytes) -
         until(lambda: total(pool.decode, "waiting") == 1, "decode has it")
         (victim,) = [e for e in pool.prefill if e.state()["held_transfers"]]
         victim.ask("faults", kind="die", down_s=8)
+        until(lambda: http("GET", f"{victim.url}/health")[0] == 0, "it is dead")
         hold(pool.decode, False)
         ended = future.result(15)
     assert not ended.is_cut
