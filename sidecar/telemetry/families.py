@@ -1,15 +1,15 @@
 """Metric families that remember their series: finding one by its labels is a look into a dict.
 
-The library's own search makes strings and takes a lock; with some ten series a request it was a
-fifth of the control process's time (docs/performance.md).
+The library's own search makes strings and takes a lock, for each of some ten series a request.
 """
 
 from typing import Any, Self
 
 import prometheus_client
+from prometheus_client.metrics import MetricWrapperBase
 
 
-class Counter(prometheus_client.Counter):
+class _Remembering(MetricWrapperBase):
     def __init__(self, *args: Any, **named: Any) -> None:
         self._known: dict[tuple[str, ...], Self] = {}
         super().__init__(*args, **named)
@@ -25,17 +25,7 @@ class Counter(prometheus_client.Counter):
         self._known.clear()
 
 
-class Histogram(prometheus_client.Histogram):
-    def __init__(self, *args: Any, **named: Any) -> None:
-        self._known: dict[tuple[str, ...], Self] = {}
-        super().__init__(*args, **named)
+class Counter(_Remembering, prometheus_client.Counter): ...
 
-    def labels(self, *values: str) -> Self:  # type: ignore[override]  # by position alone
-        child = self._known.get(values)
-        if child is None:
-            child = self._known[values] = super().labels(*values)
-        return child
 
-    def remove_by_labels(self, labels: dict[str, str]) -> None:
-        super().remove_by_labels(labels)
-        self._known.clear()
+class Histogram(_Remembering, prometheus_client.Histogram): ...

@@ -188,7 +188,6 @@ _OVERWRITE: bytes = base_pb2.HeaderValueOption(
 
 _REQUEST_HEADERS = _tag_of(pb.ProcessingResponse, "request_headers")
 _REQUEST_BODY = _tag_of(pb.ProcessingResponse, "request_body")
-_IMMEDIATE = _tag_of(pb.ProcessingResponse, "immediate_response")
 _METADATA = _tag_of(pb.ProcessingResponse, "dynamic_metadata")
 _RESPONSE = _tag_of(pb.HeadersResponse, "response")  # and of BodyResponse: both have it first
 _HEADER_MUTATION = _tag_of(pb.CommonResponse, "header_mutation")
@@ -250,8 +249,8 @@ def _option(name: str, value: str) -> bytes:
     raw = value.encode("latin-1", "replace")
     key = _key_of(name)
     size = len(key) + len(raw) + 2
-    if size < SHORT:  # the usual: every length fits into one byte
-        whole = size + _AROUND_HEADER
+    whole = size + _AROUND_HEADER
+    if whole < SHORT:  # the usual: every length fits into one byte
         return b"".join(
             (
                 _SET,

@@ -2,7 +2,7 @@
 
 Source: https://protobuf.dev/programming-guides/encoding
 
-The classes made from Envoy's files cost more for a reply than all that decides it; they stay what
+With the classes made from Envoy's files a large body is copied again for each reply; they stay what
 the tests compare with.
 """
 

@@ -198,3 +198,12 @@ def test_a_body_is_found_without_the_classes_as_with_them(body: bytes, is_last: 
             is_body = expected.WhichOneof("request") == "request_body"
             found = decode(changed)
             assert (found == RequestBody(expected.request_body.body)) == is_body
+
+
+@pytest.mark.parametrize("size", range(300))
+def test_a_reply_is_whole_whatever_its_lengths(size: int) -> None:
+    """Lengths of one byte and of two, and each field around another that is just over."""
+    text = "a" * size
+    message = response(HeadersReply(set_headers={"x-request-id": text}, metadata={"rec": text}))
+    assert mutated(message.request_headers.response.header_mutation) == {"x-request-id": text}
+    assert metadata(message) == {"pd": {"rec": text}}
